@@ -1,0 +1,122 @@
+"""The only door: every check and every measurement is a session here. ``nox -l`` lists them."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import nox
+
+nox.needs_version = ">=2025.2"
+nox.options.sessions = ["tests", "parity"]
+nox.options.default_venv_backend = "virtualenv"
+
+ROOT = Path(__file__).parent
+PYPROJECT = nox.project.load_toml("pyproject.toml")
+PACKAGES = ("voicechat-core", "voicechat-server", "voicechat-client")
+SUPPORTED = ("3.11", "3.12", "3.13")
+
+
+def group(name: str) -> list[str]:
+    """A dependency group of the workspace."""
+    return nox.project.dependency_groups(PYPROJECT, name)
+
+
+def install_packages(session: nox.Session, *extra: str) -> None:
+    """Our three packages, editable, with MLX; and whatever else the session needs."""
+    paths = [f"./packages/{name}" for name in PACKAGES]
+    editable = [word for path in paths for word in ("-e", f"{path}[mlx]" if path.endswith("core") else path)]
+    session.install(*editable, *extra)
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """The fast suite: no weights, no network, no NVIDIA code."""
+    install_packages(session, *group("test"))
+    session.run("pytest", "tests", "--ignore=tests/parity", *session.posargs)
+
+
+@nox.session
+def parity(session: nox.Session) -> None:
+    """Every network against NVIDIA's goldens, every mutation against the test that must see it."""
+    install_packages(session, *group("test"))
+    session.run("pytest", "tests/parity", *session.posargs)
+    for folder in sorted((ROOT / "golden" / "fixtures").iterdir()):
+        session.run("voicechat", "verify", str(folder))
+
+
+@nox.session
+def demo(session: nox.Session) -> None:
+    """A small random checkpoint answers a real spoken WAV: response.wav."""
+    install_packages(session)
+    checkpoint = Path(session.create_tmp()) / "tiny"
+    shutil.rmtree(checkpoint, ignore_errors=True)
+    session.run("voicechat", "synthesize", str(checkpoint), "--seed", "0")
+    question = ROOT / "tests" / "data" / "spoken.wav"
+    words = ["-m", str(checkpoint), "--audio", str(question), "--output-audio", str(ROOT / "response.wav")]
+    session.run("voicechat", "generate", *words, "-p", "Be concise.", "--extra-seconds", "3")
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Style, formatting, and the directions in which modules may import each other."""
+    install_packages(session, *group("lint"))
+    session.run("ruff", "check", ".")
+    session.run("ruff", "format", "--check", ".")
+    session.run("lint-imports")
+
+
+@nox.session
+def types(session: nox.Session) -> None:
+    """A strict type check of the packages."""
+    install_packages(session, *group("types"))
+    session.run("mypy", *(f"packages/{name}/src" for name in PACKAGES))
+
+
+def _works(version: str) -> bool:
+    """Whether this interpreter is here and runs: a version manager's shim may be on the path and do neither."""
+    command = [f"python{version}", "-c", "import sys; print('%d.%d' % sys.version_info[:2])"]
+    try:
+        found = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError:
+        return False
+    return found.stdout.strip() == version
+
+
+OTHERS = [v for v in SUPPORTED if v != f"{sys.version_info[0]}.{sys.version_info[1]}" and _works(v)]
+
+
+@nox.session(python=OTHERS or False)
+def compat(session: nox.Session) -> None:
+    """The fast suite on each other supported Python that is present."""
+    if not OTHERS:
+        session.skip(f"no other Python of {', '.join(SUPPORTED)} is present")
+    install_packages(session, *group("test"))
+    session.run("pytest", "tests", "--ignore=tests/parity", "-q")
+
+
+@nox.session
+def resolve(session: nox.Session) -> None:
+    """Our packages and all that they need must resolve to wheels on the next Python, on Linux and on macOS."""
+    # uv, because pip judges another platform's markers by the machine that it runs on.
+    session.install("uv")
+    wanted = [f"./packages/{name}" for name in PACKAGES]
+    requirements = Path(session.create_tmp()) / "requirements.in"
+    requirements.write_text("\n".join([f"voicechat-core[mlx] @ {(ROOT / wanted[0]).as_uri()}", *wanted[1:]]))
+    # Our own packages are built here; everything else must be there as a wheel.
+    options = ["-q", "--python-version", "3.14", "--only-binary", ":all:", "--no-header"]
+    options += [word for name in PACKAGES for word in ("--no-binary", name)]
+    for platform in ("x86_64-manylinux_2_35", "aarch64-manylinux_2_35", "aarch64-apple-darwin"):
+        session.log(f"Python 3.14 on {platform}")
+        target = Path(session.create_tmp()) / f"{platform}.txt"
+        words = [*options, "--python-platform", platform, "-o", str(target), str(requirements)]
+        session.run("uv", "pip", "compile", *words, env={"MACOSX_DEPLOYMENT_TARGET": "14.0"})  # MLX's oldest
+
+
+@nox.session
+def golden(session: nox.Session) -> None:
+    """Remake the committed goldens with NVIDIA's own code and compare; ``-- remake`` rewrites them."""
+    session.install("torch==2.13.0")
+    session.install("--no-deps", "-r", "golden/requirements.txt")
+    mode = [] if session.posargs == ["remake"] else ["--check"]
+    session.run("python", "golden/generate.py", *mode)

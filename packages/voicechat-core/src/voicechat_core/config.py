@@ -1,0 +1,487 @@
+"""The checkpoint's ``config.json``: frozen, with every cross-check made on construction.
+
+Keys and defaults are those of the published runtime schema. Unknown keys are ignored at every level, a
+``null`` counts as absent. What a default may not decide (guidance, top-p, noise scale) has none.
+"""
+
+import json
+from pathlib import Path
+from typing import Any, Self
+
+import msgspec
+
+from voicechat_core.errors import ConfigError
+
+__all__ = [
+    "AudioConfig",
+    "CharacterEncoderConfig",
+    "CodecConfig",
+    "DecoderConfig",
+    "EncoderConfig",
+    "JointConfig",
+    "MogHeadConfig",
+    "PreprocessorConfig",
+    "TextConfig",
+    "TtsConfig",
+    "VoiceChatConfig",
+]
+
+MODEL_TYPE = "nemotron_voicechat"
+PUBLISHED_PATTERN = "M-M-M-MM-M-M-M*-M-M-M*-M-M-M-M*-M-M-M-M*-M-MM-M-M-M-M-M-"
+BLOCK_TYPES = {"mamba": "M", "attention": "*", "mlp": "-"}
+
+
+def require_equal(name_a: str, a: object, name_b: str, b: object) -> None:
+    """Raise ``ConfigError`` with both names and both values unless they are equal."""
+    if a != b:
+        raise ConfigError(f"{name_a} is {a!r} but {name_b} is {b!r}")
+
+
+class _Part(msgspec.Struct, frozen=True, kw_only=True):
+    """One object of config.json."""
+
+    def require(self, **expected: Any) -> None:
+        """Raise ``ConfigError`` for a field whose value this software does not implement."""
+        for name, value in expected.items():
+            found = getattr(self, name)
+            if found != value:
+                raise ConfigError(f"{name} is {found!r}; only {value!r} is supported")
+
+    def require_positive(self, *names: str) -> None:
+        """Raise ``ConfigError`` for a size below one."""
+        for name in names:
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} is {getattr(self, name)!r}; at least 1 is needed")
+
+
+class TextConfig(_Part, frozen=True):
+    """``text_config``: the Nemotron-H trunk. Sizes count channels, heads or layers."""
+
+    model_type: str = "nemotron_h"
+    vocab_size: int = 131072
+    hidden_size: int = 4480
+    intermediate_size: int = 15680
+    max_position_embeddings: int = 131072
+    num_attention_heads: int = 40
+    num_key_value_heads: int = 8
+    head_dim: int = 128
+    mamba_num_heads: int = 128
+    mamba_head_dim: int = 80
+    ssm_state_size: int = 128
+    conv_kernel: int = 4
+    n_groups: int = 8
+    layer_norm_epsilon: float = 1e-5
+    attention_bias: bool = False
+    mlp_bias: bool = False
+    use_bias: bool = False
+    use_conv_bias: bool = True
+    mamba_proj_bias: bool = False
+    hybrid_override_pattern: str = PUBLISHED_PATTERN
+
+    def __post_init__(self) -> None:
+        self.require(model_type="nemotron_h", use_conv_bias=True)
+        self.require_positive("vocab_size", "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim")
+        self.require_positive("mamba_num_heads", "mamba_head_dim", "ssm_state_size", "conv_kernel", "n_groups")
+        unknown = set(self.hybrid_override_pattern) - set("M-*")
+        if unknown or not self.hybrid_override_pattern:
+            raise ConfigError(
+                f"hybrid_override_pattern {self.hybrid_override_pattern!r} has layers other than M, - and *"
+            )
+        for name, whole, part in (
+            ("num_attention_heads", self.num_attention_heads, self.num_key_value_heads),
+            ("mamba_num_heads", self.mamba_num_heads, self.n_groups),
+        ):
+            if whole % part:
+                raise ConfigError(f"{name} is {whole}, not a multiple of its {part} groups")
+
+    @property
+    def num_hidden_layers(self) -> int:
+        """The pattern's length: it overrides whatever ``num_hidden_layers`` says."""
+        return len(self.hybrid_override_pattern)
+
+    @property
+    def mamba_dim(self) -> int:
+        """Inner channels of a Mamba mixer."""
+        return self.mamba_num_heads * self.mamba_head_dim
+
+    @property
+    def conv_dim(self) -> int:
+        """Channels of its causal convolution: x, B and C."""
+        return self.mamba_dim + 2 * self.n_groups * self.ssm_state_size
+
+
+class PreprocessorConfig(_Part, frozen=True):
+    """``audio_config.preprocessor``: the log-mel front end. Windows in seconds."""
+
+    sample_rate: int = 16000
+    normalize: str = "NA"
+    window_size: float = 0.025
+    window_stride: float = 0.01
+    window: str = "hann"
+    features: int = 128
+    n_fft: int = 512
+    log: bool = True
+    frame_splicing: int = 1
+    pad_to: int = 0
+    pad_value: float = 0.0
+    preemph: float = 0.97
+
+    def __post_init__(self) -> None:
+        self.require(normalize="NA", window="hann", log=True, frame_splicing=1, pad_to=0, pad_value=0.0)
+
+    @property
+    def window_samples(self) -> int:
+        """Samples under one window (400)."""
+        return round(self.window_size * self.sample_rate)
+
+    @property
+    def hop_samples(self) -> int:
+        """Samples from one mel frame to the next (160)."""
+        return round(self.window_stride * self.sample_rate)
+
+
+class EncoderConfig(_Part, frozen=True):
+    """``audio_config.encoder``: the FastConformer."""
+
+    feat_in: int = 128
+    n_layers: int = 24
+    d_model: int = 1024
+    use_bias: bool = False
+    subsampling: str = "dw_striding"
+    subsampling_factor: int = 8
+    subsampling_conv_channels: int = 256
+    causal_downsampling: bool = True
+    ff_expansion_factor: int = 4
+    self_attention_model: str = "rel_pos"
+    n_heads: int = 8
+    att_context_size: tuple[int, int] = (70, 0)
+    att_context_style: str = "chunked_limited"
+    xscaling: bool = False
+    untie_biases: bool = True
+    conv_kernel_size: int = 9
+    conv_norm_type: str = "layer_norm"
+    conv_context_size: str = "causal"
+
+    def __post_init__(self) -> None:
+        self.require(subsampling="dw_striding", subsampling_factor=8, causal_downsampling=True, use_bias=False)
+        self.require(self_attention_model="rel_pos", xscaling=False, untie_biases=True)
+        self.require(conv_norm_type="layer_norm", conv_context_size="causal")
+        self.require_positive("n_layers", "d_model", "n_heads", "subsampling_conv_channels", "conv_kernel_size")
+        left, right = self.att_context_size
+        if left < 0 or right != 0:
+            raise ConfigError(
+                f"att_context_size is {[left, right]!r}; only a left context and right context 0 can stream"
+            )
+        if self.d_model % self.n_heads:
+            raise ConfigError(f"d_model is {self.d_model}, not a multiple of n_heads {self.n_heads}")
+
+
+class DecoderConfig(_Part, frozen=True):
+    """``audio_config.decoder``: the RNNT prediction network."""
+
+    pred_hidden: int = 640
+    pred_rnn_layers: int = 2
+    vocab_size: int = 1024
+    blank_as_pad: bool = True
+
+    def __post_init__(self) -> None:
+        self.require(blank_as_pad=True)
+
+
+class JointConfig(_Part, frozen=True):
+    """``audio_config.joint``: the RNNT joint network."""
+
+    joint_hidden: int = 640
+    activation: str = "relu"
+    encoder_hidden: int = 1024
+    pred_hidden: int = 640
+    num_classes: int = 1024
+
+    def __post_init__(self) -> None:
+        self.require(activation="relu")
+
+
+class AudioConfig(_Part, frozen=True):
+    """``audio_config``: perception and the transcript branch."""
+
+    preprocessor: PreprocessorConfig = PreprocessorConfig()
+    encoder: EncoderConfig = EncoderConfig()
+    decoder: DecoderConfig = DecoderConfig()
+    joint: JointConfig = JointConfig()
+    output_dim: int = 4480
+    max_symbols: int = 10
+
+    def __post_init__(self) -> None:
+        require_equal("encoder.feat_in", self.encoder.feat_in, "preprocessor.features", self.preprocessor.features)
+        require_equal("joint.encoder_hidden", self.joint.encoder_hidden, "encoder.d_model", self.encoder.d_model)
+        require_equal("joint.pred_hidden", self.joint.pred_hidden, "decoder.pred_hidden", self.decoder.pred_hidden)
+        require_equal("joint.num_classes", self.joint.num_classes, "decoder.vocab_size", self.decoder.vocab_size)
+
+
+class CharacterEncoderConfig(_Part, frozen=True):
+    """``tts_config.character_encoder``: the T5Gemma encoder over a token's characters."""
+
+    hidden_size: int = 1152
+    intermediate_size: int = 4608
+    num_hidden_layers: int = 1
+    num_attention_heads: int = 16
+    num_key_value_heads: int = 16
+    head_dim: int = 72
+    rms_norm_eps: float = 1e-6
+    query_pre_attn_scalar: float = 256
+    attn_logit_softcapping: float = 50.0
+    rope_base: float = 1e4
+    char_vocab_size: int = 257
+
+
+class MogHeadConfig(_Part, frozen=True):
+    """``tts_config.mog_head``: the mixture-of-Gaussians head."""
+
+    intermediate_size: int = 4608
+    num_layers: int = 3
+    low_rank: int = 64
+    num_predictions: int = 1024
+    min_log_std: float = -4.0
+    eps: float = 1e-6
+
+
+class TtsConfig(_Part, frozen=True):
+    """``tts_config``: the EAR-TTS speech decoder. ``audio_prompt_duration`` in seconds."""
+
+    guidance_scale: float
+    top_p: float
+    noise_scale: float
+    hidden_size: int = 1152
+    intermediate_size: int = 4608
+    num_hidden_layers: int = 28
+    num_attention_heads: int = 16
+    num_key_value_heads: int = 16
+    head_dim: int = 72
+    sliding_window: int = 7500
+    sliding_window_pattern: int = 6
+    rms_norm_eps: float = 1e-6
+    query_pre_attn_scalar: float = 256
+    rope_global_base_freq: float = 1e6
+    rope_local_base_freq: float = 1e4
+    latent_size: int = 512
+    num_quantizers: int = 31
+    codebook_size: int = 1024
+    exponent: float = 3.0
+    num_iterations: int = 8
+    audio_prompt_duration: float = 3.0
+    disable_eos_prediction: bool = True
+    use_gated_fusion_for_text_audio: bool = True
+    use_subword_flag_emb: bool = True
+    use_bos_eos_emb: bool = True
+    use_audio_prompt_frozen_projection: bool = True
+    character_encoder: CharacterEncoderConfig = CharacterEncoderConfig()
+    mog_head: MogHeadConfig = MogHeadConfig()
+
+    def __post_init__(self) -> None:
+        self.require(disable_eos_prediction=True, use_gated_fusion_for_text_audio=True, use_subword_flag_emb=True)
+        self.require(use_bos_eos_emb=True, use_audio_prompt_frozen_projection=True)
+        self.require_positive(
+            "num_hidden_layers", "sliding_window", "num_quantizers", "codebook_size", "num_iterations"
+        )
+        require_equal(
+            "character_encoder.hidden_size", self.character_encoder.hidden_size, "hidden_size", self.hidden_size
+        )
+        if not 0 < self.top_p <= 1:
+            raise ConfigError(f"top_p is {self.top_p!r}; it must lie in (0, 1]")
+        if self.guidance_scale < 0:
+            raise ConfigError(f"guidance_scale is {self.guidance_scale!r}; it must not be negative")
+
+    def is_global(self, layer: int) -> bool:
+        """Whether a backbone layer attends to everything (every sixth) or to the sliding window."""
+        return (layer + 1) % self.sliding_window_pattern == 0
+
+
+class CodecConfig(_Part, frozen=True):
+    """``codec_config``: the RVQ-VAE codec."""
+
+    sample_rate: int = 22050
+    base_channels: int = 384
+    channel_multipliers: tuple[int, ...] = (1, 2, 4)
+    downsample_rates: tuple[int, ...] = (7, 7, 9)
+    blocks_per_stage: int = 3
+    block_kernel_size: int = 7
+    latent_dim: int = 512
+    n_fft: int = 16
+    hop_length: int = 4
+    num_quantizers: int = 31
+    codebook_size: int = 1024
+
+    def __post_init__(self) -> None:
+        require_equal(
+            "number of channel_multipliers", len(self.channel_multipliers),
+            "number of downsample_rates", len(self.downsample_rates),
+        )  # fmt: skip
+
+    @property
+    def columns_per_frame(self) -> int:
+        """Spectral columns under one code frame (441)."""
+        columns = 1
+        for rate in self.downsample_rates:
+            columns *= rate
+        return columns
+
+    @property
+    def frame_samples(self) -> int:
+        """Samples of one code frame (1764)."""
+        return self.columns_per_frame * self.hop_length
+
+
+class VoiceChatConfig(_Part, frozen=True):
+    """The whole of config.json. ``frame_duration`` in seconds, sample rates in hertz."""
+
+    text_config: TextConfig
+    tts_config: TtsConfig
+    audio_config: AudioConfig = AudioConfig()
+    codec_config: CodecConfig = CodecConfig()
+    model_type: str = MODEL_TYPE
+    bos_token_id: int = 1
+    eos_token_id: int = 2
+    pad_token_id: int = 12
+    silence_token_id: int = 11
+    rnnt_blank_id: int = 1024
+    input_sample_rate: int = 16000
+    output_sample_rate: int = 22050
+    frame_duration: float = 0.08
+    function_channel_weight: float = 2.0
+    default_system_prompt: str = ""
+    rnnt_vocabulary: tuple[str, ...] | None = None
+    speaker: str = "Aria"
+
+    def __post_init__(self) -> None:
+        text, audio, tts, codec = self.text_config, self.audio_config, self.tts_config, self.codec_config
+        require_equal("audio_config.output_dim", audio.output_dim, "text_config.hidden_size", text.hidden_size)
+        require_equal("rnnt_blank_id", self.rnnt_blank_id, "audio_config.decoder.vocab_size", audio.decoder.vocab_size)
+        if self.rnnt_vocabulary:
+            require_equal(
+                "the length of rnnt_vocabulary", len(self.rnnt_vocabulary), "rnnt_blank_id", self.rnnt_blank_id
+            )
+        for name in ("num_quantizers", "codebook_size"):
+            require_equal(f"tts_config.{name}", getattr(tts, name), f"codec_config.{name}", getattr(codec, name))
+        require_equal("tts_config.latent_size", tts.latent_size, "codec_config.latent_dim", codec.latent_dim)
+        require_equal("output_sample_rate", self.output_sample_rate, "codec_config.sample_rate", codec.sample_rate)
+        self._check_ids()
+        self._check_clock()
+
+    def _check_ids(self) -> None:
+        for name in ("bos_token_id", "eos_token_id", "pad_token_id", "silence_token_id"):
+            value, size = getattr(self, name), self.text_config.vocab_size
+            if not 0 <= value < size:
+                raise ConfigError(f"{name} is {value}, outside text_config.vocab_size {size}")
+        if self.pad_token_id == self.silence_token_id:
+            raise ConfigError(f"pad_token_id and silence_token_id are both {self.pad_token_id}")
+
+    def _check_clock(self) -> None:
+        pre = self.audio_config.preprocessor
+        stride = self.audio_config.encoder.subsampling_factor * pre.hop_samples
+        require_equal("input_sample_rate", self.input_sample_rate, "preprocessor.sample_rate", pre.sample_rate)
+        require_equal("input samples a frame", self.input_frame_samples, "subsampling_factor * hop", stride)
+        require_equal(
+            "output samples a frame",
+            self.output_frame_samples,
+            "codec samples a frame",
+            self.codec_config.frame_samples,
+        )
+
+    @property
+    def input_frame_samples(self) -> int:
+        """Microphone samples of one frame (1280)."""
+        return round(self.input_sample_rate * self.frame_duration)
+
+    @property
+    def output_frame_samples(self) -> int:
+        """Speech samples of one frame (1764)."""
+        return round(self.output_sample_rate * self.frame_duration)
+
+    @property
+    def prompt_frames(self) -> int:
+        """Positions of the voice prompt (37)."""
+        samples = int(self.tts_config.audio_prompt_duration * self.output_sample_rate)
+        return samples // self.output_frame_samples
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Self:
+        """Check and freeze a parsed config.json.
+
+        Raises:
+            ConfigError: naming the key, and both values where two disagree.
+        """
+        _reject_other_layouts(data)
+        try:
+            return msgspec.convert(_normalised(data), cls, strict=True)
+        except msgspec.ValidationError as error:
+            raise ConfigError(f"config.json: {error}") from error
+
+    @classmethod
+    def from_file(cls, path: Path) -> Self:
+        """Read ``config.json``; the bare token ``Infinity`` is accepted as Python writes it.
+
+        Raises:
+            ConfigError: naming the file, and the key or values that are wrong.
+        """
+        try:
+            data = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{path}: cannot be read as JSON: {error}") from error
+        if not isinstance(data, dict):
+            raise ConfigError(f"{path}: expected a JSON object, found {type(data).__name__}")
+        try:
+            return cls.from_dict(data)
+        except ConfigError as error:
+            raise ConfigError(f"{path}: {str(error).removeprefix('config.json: ')}") from error
+
+
+def _reject_other_layouts(data: dict[str, Any]) -> None:
+    model_type = data.get("model_type")
+    if model_type is None and isinstance(data.get("model"), dict) and "stt" in data["model"]:
+        raise ConfigError("this is a NeMo training config (model.stt, no model_type): convert first")
+    if model_type != MODEL_TYPE:
+        raise ConfigError(f"model_type is {model_type!r}; only {MODEL_TYPE!r} is supported")
+    if data.get("text_config") is None:
+        raise ConfigError("text_config is missing")
+    if data.get("tts_config") is None:
+        raise ConfigError("tts_config is missing: its guidance_scale, top_p and noise_scale have no default")
+
+
+def _normalised(data: dict[str, Any]) -> dict[str, Any]:
+    """The spellings other writers use, in ours: null is absent, the context flat, the pattern a string."""
+    result: dict[str, Any] = _without_nulls(data)
+    text, encoder = result["text_config"], result.get("audio_config", {}).get("encoder", {})
+    if isinstance(text, dict):
+        _normalise_pattern(text)
+        _check_time_step_limit(text.get("time_step_limit"))
+    context = encoder.get("att_context_size") if isinstance(encoder, dict) else None
+    if isinstance(context, list) and len(context) == 1 and isinstance(context[0], list):
+        encoder["att_context_size"] = context[0]
+    return result
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
+    if isinstance(value, list):
+        return [_without_nulls(item) for item in value]
+    return value
+
+
+def _normalise_pattern(text: dict[str, Any]) -> None:
+    pattern = text.get("hybrid_override_pattern")
+    if pattern is None and isinstance(text.get("layers_block_type"), list):
+        pattern = [BLOCK_TYPES.get(kind, str(kind)) for kind in text["layers_block_type"]]
+    if isinstance(pattern, list):
+        pattern = "".join(str(kind) for kind in pattern)
+    if pattern is not None:
+        text["hybrid_override_pattern"] = pattern
+
+
+def _check_time_step_limit(limit: Any) -> None:
+    """Only (0, infinity) is the model's: a clamp on the step sizes would change every hidden state."""
+    if limit is None:
+        return
+    bounds = [float(b["__float__"]) if isinstance(b, dict) else b for b in limit]
+    if bounds != [0.0, float("inf")]:
+        raise ConfigError(f"text_config.time_step_limit is {bounds!r}; only [0.0, inf] is supported")

@@ -1,0 +1,56 @@
+"""Every error the core raises on purpose. Whoever catches ``VoiceChatError`` catches them all.
+
+    VoiceChatError
+    ├── CheckpointError     the checkpoint's fault: a file, a tensor or a key is missing, left over or inconsistent
+    │   └── ConfigError     config.json (also a ValueError)
+    ├── AudioError          the audio's fault: not a WAV, truncated, not finite, a rate that cannot be
+    ├── InputError          the caller's fault: an argument out of range (also a ValueError)
+    │   └── ContextLimitError   more positions than the model has
+    ├── GoldensError        a goldens folder that cannot be verified: a file or a tensor is missing
+    └── ModelError          ours or the weights': the model computed something that is not a number
+
+Each message names the thing, and where two values disagree, both.
+"""
+
+__all__ = [
+    "AudioError",
+    "CheckpointError",
+    "ConfigError",
+    "ContextLimitError",
+    "GoldensError",
+    "InputError",
+    "ModelError",
+    "VoiceChatError",
+]
+
+
+class VoiceChatError(Exception):
+    """Base of every deliberate error."""
+
+
+class CheckpointError(VoiceChatError):
+    """The checkpoint cannot be used as it is."""
+
+
+class ConfigError(CheckpointError, ValueError):
+    """config.json is missing a key, or two of its values disagree."""
+
+
+class AudioError(VoiceChatError):
+    """An audio file or an array of samples cannot be used."""
+
+
+class InputError(VoiceChatError, ValueError):
+    """An argument is out of range."""
+
+
+class ContextLimitError(InputError):
+    """Prompt and frames together exceed ``max_position_embeddings``."""
+
+
+class GoldensError(VoiceChatError):
+    """A goldens folder lacks what verifying needs."""
+
+
+class ModelError(VoiceChatError):
+    """The model produced a value that is not a number."""

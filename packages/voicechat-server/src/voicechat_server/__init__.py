@@ -1,0 +1,1 @@
+"""voicechat-server: this version holds the package's place; its content is not written yet."""
