@@ -1,0 +1,314 @@
+"""Audio in and out: files, arrays, 16-bit PCM. Inside, samples are float32 mono with full scale at 1.0.
+
+Choices:
+
+* Nothing is lost in silence. A WAV that is shorter than its header says is refused; a header whose sizes were never
+  filled in, as programs that write to a pipe leave it, is no truncation: the audio then runs to the end of the file.
+* Channels are averaged, other rates are converted with soxr, values are otherwise left alone: a float above 1.0 is a
+  loud sample and stays. Beyond ``LOUDEST`` it is taken for a mistake of scale and refused.
+* Knows nothing about models; needs no MLX.
+"""
+
+import contextlib
+import io
+import os
+import re
+import shutil
+import stat
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO, Final, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from voicechat_core.errors import AudioError
+
+__all__ = [
+    "SERVER_SCALE",
+    "WIRE_SCALE",
+    "check_samples",
+    "check_writable",
+    "float_to_pcm16",
+    "pcm16_to_float",
+    "read_audio",
+    "write_wav",
+]
+
+Samples = npt.NDArray[np.float32]
+StrPath = str | os.PathLike[str]
+
+# What 1.0 becomes in 16 bits. A client sends by the first (the inverse of reading, so PCM16 survives a round trip);
+# a server and the WAV writer use the second, as the native protocol's audio deltas do.
+WIRE_SCALE: Final = 32768
+SERVER_SCALE: Final = 32767
+
+LOUDEST = 16.0  # 24 dB above full scale; 16-bit integers stored as floats are far beyond
+
+# Piping writers leave sizes of 0, 0xFFFFFFFF (ffmpeg), 0x7FFFF000 (sox) or 0x7FFFFF00 (arecord).
+STREAMED_FROM = 0x7FFFF000
+LARGEST_WAV_BYTES = 0xFFFFFFFF - 36
+
+BLOCK_SAMPLES = 1 << 20  # read at once, of each channel
+UNKNOWN_LENGTH = 1 << 62  # libsndfile says 2^63 - 1 of a piped FLAC, and cannot find its end
+
+
+# ---- arrays
+
+
+def pcm16_to_float(pcm: bytes | bytearray | memoryview | npt.NDArray[np.int16]) -> Samples:
+    """16-bit samples, little-endian if bytes, to float32: divided by 32768, exactly.
+
+    Raises:
+        AudioError: for an odd number of bytes, or an array of another type.
+    """
+    if not isinstance(pcm, np.ndarray):
+        if len(pcm) % 2:
+            raise AudioError(f"{len(pcm)} bytes are not a whole number of 16-bit samples")
+        pcm = np.frombuffer(pcm, "<i2")
+    if pcm.dtype != np.int16:
+        raise AudioError(f"PCM16 samples are int16, not {pcm.dtype}")
+    return pcm.astype(np.float32) / np.float32(32768)
+
+
+def float_to_pcm16(samples: npt.ArrayLike, scale: Literal[32767, 32768] = SERVER_SCALE) -> npt.NDArray[np.int16]:
+    """Floats to 16-bit samples: clip to [-1, 1], multiply by ``scale``, round half to even.
+
+    With ``WIRE_SCALE`` it is the inverse of ``pcm16_to_float``, and 1.0, which has no int16, becomes 32767.
+
+    Raises:
+        AudioError: if a sample is not a finite float.
+    """
+    floats = np.asarray(samples)
+    if not np.issubdtype(floats.dtype, np.floating):
+        raise AudioError(f"samples are {floats.dtype}; floating point is needed")
+    _require_finite(floats)
+    scaled = np.rint(np.clip(floats, -1, 1).astype(np.float32) * np.float32(scale))
+    pcm: npt.NDArray[np.int16] = np.minimum(scaled, np.float32(32767)).astype("<i2")
+    return pcm
+
+
+def check_samples(samples: npt.ArrayLike) -> Samples:
+    """One channel ``[S]`` as float32: floats are cast, int16 is scaled exactly; empty is fine.
+
+    Float32 input is returned as it is, not copied. Values above 1.0 are kept.
+
+    Raises:
+        AudioError: for another type or number of axes, for a sample that is not finite or out of all scale.
+    """
+    array = np.asarray(samples)
+    if array.ndim != 1:
+        raise AudioError(
+            f"samples have shape {array.shape}; one channel [S] is needed: mix down first (mean over channels)"
+        )
+    if array.dtype == np.int16:
+        return pcm16_to_float(array)
+    if not np.issubdtype(array.dtype, np.floating):
+        raise AudioError(f"samples are {array.dtype}; float32 (full scale 1.0) or int16 is needed")
+    return _require_sane(array)
+
+
+def _require_sane(array: npt.NDArray[np.floating]) -> Samples:
+    _require_finite(array)
+    peak = float(np.abs(array).max(initial=0))
+    if peak > LOUDEST:
+        raise AudioError(f"the loudest sample is {peak:g}, but full scale is 1.0: scale integers first (int16 / 32768)")
+    return np.ascontiguousarray(array, np.float32)
+
+
+def _require_finite(array: npt.NDArray[np.floating]) -> None:
+    finite = np.isfinite(array)
+    if not finite.all():
+        index = int(np.argmin(finite))
+        count = finite.size - int(np.count_nonzero(finite))
+        raise AudioError(
+            f"{count} of {finite.size} samples are not finite; the first is sample {index}: {array.flat[index]}"
+        )
+
+
+# ---- reading files
+
+
+def read_audio(path: StrPath, sample_rate: int) -> Samples:
+    """Any file libsndfile reads (WAV, FLAC, Ogg, MP3, ...) as float32 mono ``[S]`` at ``sample_rate`` hertz.
+
+    Raises:
+        AudioError: naming the file and what is wrong with it: not there, not audio, no samples, truncated, not finite.
+    """
+    if sample_rate < 1:
+        raise AudioError(f"a sample rate of {sample_rate} Hz cannot be")
+    with _about(path), Path(path).open("rb") as file:
+        samples, rate = _decode(_prepared(file))
+        samples = _require_sane(samples)
+        return samples if rate == sample_rate else _resampled(samples, rate, sample_rate)
+
+
+@contextlib.contextmanager
+def _about(path: StrPath) -> Iterator[None]:
+    """Put the file's name before any error about it."""
+    try:
+        yield
+    except OSError as error:
+        raise AudioError(f"{os.fspath(path)}: {error.strerror or error}") from error
+    except AudioError as error:
+        raise AudioError(f"{os.fspath(path)}: {error}") from error
+
+
+def _prepared(file: BinaryIO) -> BinaryIO:
+    """The file as libsndfile can read it, once it is known to be all there."""
+    source = file if file.seekable() else io.BytesIO(file.read())
+    total = source.seek(0, os.SEEK_END)
+    if total == 0:
+        raise AudioError("the file is empty (0 bytes)")
+    streamed_at = _check_wav_sizes(source, total)
+    source.seek(0)
+    if streamed_at is None:
+        return source
+    whole = bytearray(source.read())
+    struct.pack_into("<I", whole, 4, min(total - 8, 0xFFFFFFFF))
+    struct.pack_into("<I", whole, streamed_at, min(total - streamed_at - 4, 0xFFFFFFFF))
+    return io.BytesIO(whole)
+
+
+def _check_wav_sizes(file: BinaryIO, total: int) -> int | None:
+    """Refuse a truncated WAV. Returns where a data size must be filled in first, or None if it may be read as it is."""
+    file.seek(0)
+    form, riff_bytes, kind = struct.unpack("<4sI4s", file.read(12).ljust(12, b"\0"))
+    if form != b"RIFF" or kind != b"WAVE":
+        return None
+    while len(header := file.read(8)) == 8:
+        name, declared = struct.unpack("<4sI", header)
+        here = file.tell()
+        if name == b"data":
+            # Under a RIFF size that fits the file, a data size of 0 is the truth: no samples.
+            if (declared == 0 or declared >= STREAMED_FROM) and riff_bytes + 8 != total:
+                return here - 4
+            _require_bytes(declared, total - here)
+            return None
+        file.seek(here + declared + declared % 2)
+    return None
+
+
+def _require_bytes(declared: int, found: int) -> None:
+    if declared > found:
+        raise AudioError(f"truncated: its header says {declared} bytes of audio, {found} are there")
+
+
+def _decode(file: BinaryIO) -> tuple[Samples, int]:
+    """All samples, channels averaged, and their rate."""
+    import soundfile  # here, so that importing this module stays light
+
+    try:
+        with soundfile.SoundFile(file) as audio:
+            rate, declared = audio.samplerate, audio.frames
+            if declared >= UNKNOWN_LENGTH:
+                raise AudioError(
+                    f"its {audio.format} header does not say how long it is; write it to a file, not a pipe"
+                )
+            _check_other_sizes(audio.format, audio.extra_info)
+            # By blocks, so that other channels are never all there at once.
+            blocks: list[Samples] = []
+            while len(block := audio.read(BLOCK_SAMPLES, dtype="float32", always_2d=True)):
+                blocks.append(block[:, 0] if block.shape[1] == 1 else block.mean(axis=1))
+    except soundfile.SoundFileError as error:
+        reason = getattr(error, "error_string", "") or "damaged or cut short"
+        raise AudioError(f"cannot be read as audio: {reason.rstrip('.')}") from error
+    found = sum(len(block) for block in blocks)
+    if found < declared:
+        raise AudioError(f"truncated: its header says {declared} samples, {found} are there")
+    if found == 0:
+        raise AudioError("holds no samples")
+    return np.concatenate(blocks), rate
+
+
+def _check_other_sizes(container: str, log: str) -> None:
+    """What libsndfile noticed, but read over, in a truncated RF64, AIFF or AU file."""
+    if container in ("WAV", "WAVEX"):
+        return
+    for declared, found in re.findall(r": (\d+) \(should be (\d+)\)", log):
+        if int(declared) < STREAMED_FROM:
+            _require_bytes(int(declared), int(found))
+
+
+def _resampled(samples: Samples, rate: int, wanted: int) -> Samples:
+    """``samples`` at another rate: soxr's high quality, in step with the original."""
+    import soxr
+
+    result: Samples = soxr.resample(samples, rate, wanted, quality="HQ")
+    if len(result) == 0:
+        raise AudioError(f"{len(samples)} samples at {rate} Hz are less than one at {wanted} Hz")
+    return result
+
+
+# ---- writing files
+
+
+def write_wav(path: StrPath, samples: npt.ArrayLike, sample_rate: int) -> None:
+    """Write mono 16-bit WAV (``SERVER_SCALE``). An existing file is replaced only by a whole one.
+
+    Raises:
+        AudioError: for samples that are not one channel of finite floats, or a file that cannot be written.
+    """
+    with _about(path):
+        pcm = float_to_pcm16(samples)
+        if pcm.ndim != 1:
+            raise AudioError(f"samples have shape {pcm.shape}; one channel [S] is needed")
+        if pcm.nbytes > LARGEST_WAV_BYTES:
+            raise AudioError(f"{pcm.nbytes} bytes of audio do not fit into a WAV file ({LARGEST_WAV_BYTES} at most)")
+        target = _target(path)
+        if target.exists() and not target.is_file():  # a pipe or a device: nothing to replace
+            target.write_bytes(_wav_header(pcm.nbytes, sample_rate) + pcm.tobytes())
+            return
+        with _beside(target) as (temporary, file):
+            file.write(_wav_header(pcm.nbytes, sample_rate))
+            file.write(pcm.tobytes())
+            file.close()
+            if target.exists():
+                shutil.copymode(target, temporary)
+            temporary.replace(target)
+
+
+def check_writable(path: StrPath) -> None:
+    """Find out before the work, not after it, that ``write_wav`` could not write. Leaves nothing behind.
+
+    Raises:
+        AudioError: naming the file and the reason.
+    """
+    with _about(path):
+        target = _target(path)
+        if not target.exists() or target.is_file():
+            with _beside(target):
+                pass
+
+
+def _target(path: StrPath) -> Path:
+    """The file that is really meant, behind any links; refused if it is a directory or write-protected."""
+    target = Path(os.path.realpath(path))
+    try:
+        mode = target.stat().st_mode
+    except FileNotFoundError:
+        if not target.parent.is_dir():
+            raise AudioError(f"there is no directory {target.parent}") from None
+        return target
+    if stat.S_ISDIR(mode):
+        raise AudioError("is a directory")
+    if not os.access(target, os.W_OK):
+        raise AudioError("is write-protected")
+    return target
+
+
+@contextlib.contextmanager
+def _beside(target: Path) -> Iterator[tuple[Path, BinaryIO]]:
+    """A new file in the target's directory, gone afterwards unless it was renamed."""
+    temporary = target.parent / f".voicechat-{os.getpid()}-{os.urandom(4).hex()}.part"
+    try:
+        with temporary.open("xb") as file:
+            yield temporary, file
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _wav_header(data_bytes: int, sample_rate: int) -> bytes:
+    sizes = (16, 1, 1, sample_rate, 2 * sample_rate, 2, 16)  # PCM, one channel, two bytes a sample
+    return struct.pack("<4sI4s4sIHHIIHH4sI", b"RIFF", 36 + data_bytes, b"WAVE", b"fmt ", *sizes, b"data", data_bytes)
