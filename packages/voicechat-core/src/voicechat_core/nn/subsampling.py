@@ -1,0 +1,155 @@
+"""Convolutional subsampling by eight: 10 ms mel rows -> 80 ms frames.
+
+NeMo's ``ConvSubsampling`` in its causal ``dw_striding`` form. The features are an image with axes time and
+frequency; three 3x3 convolutions of stride 2 each have two zeros before and one after on both axes, so that
+n rows become ``n // 2 + 1`` and frame t depends on mel rows ``8t - 14 ... 8t``.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from voicechat_core.config import EncoderConfig
+from voicechat_core.errors import InputError
+from voicechat_core.nn.layout import Axes, CheckpointLayout
+
+__all__ = ["ConvSubsampling", "SubsamplingState", "encoded_length"]
+
+STAGES = 3
+KERNEL = 3
+STRIDE = 2
+
+
+def halved(length: int) -> int:
+    """Rows or bins that one stage makes of ``length``."""
+    return length // STRIDE + 1
+
+
+def encoded_length(length: int) -> int:
+    """Encoder frames of ``length`` mel rows."""
+    for _ in range(STAGES):
+        length = halved(length)
+    return length
+
+
+class StridedConv(CheckpointLayout, nn.Module):
+    """3x3 convolution of stride 2 over ``[B, T, F, C]``; its time axis comes padded, frequency it pads itself."""
+
+    CHECKPOINT_AXES: ClassVar[dict[str, Axes]] = {"weight": (0, 2, 3, 1)}
+
+    def __init__(self, channels_in: int, channels_out: int, groups: int = 1) -> None:
+        super().__init__()
+        self.weight = mx.zeros((channels_out, KERNEL, KERNEL, channels_in // groups))
+        self.bias = mx.zeros((channels_out,))
+        self._groups = groups
+
+    def __call__(self, x: mx.array) -> mx.array:
+        x = mx.pad(x, [(0, 0), (0, 0), (KERNEL - 1, STRIDE - 1), (0, 0)])
+        return mx.conv2d(x, self.weight, stride=STRIDE, groups=self._groups) + self.bias
+
+
+class PointwiseConv(CheckpointLayout, nn.Module):
+    """1x1 convolution over ``[B, T, F, C]``: a matrix product on the channels."""
+
+    CHECKPOINT_AXES: ClassVar[dict[str, Axes]] = {"weight": (0, 2, 3, 1)}
+
+    def __init__(self, channels_in: int, channels_out: int) -> None:
+        super().__init__()
+        self.weight = mx.zeros((channels_out, 1, 1, channels_in))
+        self.bias = mx.zeros((channels_out,))
+
+    def __call__(self, x: mx.array) -> mx.array:
+        return x @ self.weight[:, 0, 0].T + self.bias
+
+
+@dataclass
+class SubsamplingState:
+    """Per stage the input rows ``[B, r, F, C]`` that the next output shares: two zeros at first, then one row."""
+
+    rows: list[mx.array]
+
+
+class ConvSubsampling(nn.Module):
+    """Mel rows ``[B, T, features]`` -> frames ``[B, T', D]``."""
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        channels = config.subsampling_conv_channels
+        self.conv = [
+            StridedConv(1, channels),
+            nn.ReLU(),
+            StridedConv(channels, channels, groups=channels),
+            PointwiseConv(channels, channels),
+            nn.ReLU(),
+            StridedConv(channels, channels, groups=channels),
+            PointwiseConv(channels, channels),
+            nn.ReLU(),
+        ]
+        self.out = nn.Linear(channels * encoded_length(config.feat_in), config.d_model)
+        self._features = config.feat_in
+        self._channels = channels
+
+    def __call__(self, mel: mx.array, length: int | None = None) -> mx.array:
+        """A whole sequence: ``encoded_length(T)`` frames.
+
+        With ``length`` the rows from there on, and what became of them, are zeroed before each stride and after
+        the last one, as NeMo's ``MaskedConvSequential`` does with the padding of a batch.
+        """
+        x = _masked(mel[..., None], length)
+        for stage in self._stages():
+            x = _run(stage, mx.pad(x, [(0, 0), (KERNEL - 1, STRIDE - 1), (0, 0), (0, 0)]))
+            length = None if length is None else halved(length)
+            x = _masked(x, length)
+        return self._project(x)
+
+    def new_state(self, batch: int = 1, dtype: mx.Dtype = mx.float32) -> SubsamplingState:
+        """The zeros before the first row."""
+        rows, bins = [], self._features
+        for channels in (1, self._channels, self._channels):
+            rows.append(mx.zeros((batch, KERNEL - 1, bins, channels), dtype))
+            bins = halved(bins)
+        return SubsamplingState(rows)
+
+    def step(self, mel: mx.array, state: SubsamplingState) -> tuple[mx.array, SubsamplingState]:
+        """The next n frames, of ``1 + 8 (n - 1)`` rows in the first step and of ``8 n`` in every later one.
+
+        Raises ``InputError`` for any other number of rows.
+        """
+        _check_rows(mel.shape[1], first=state.rows[0].shape[1] == KERNEL - 1)
+        x, kept = mel[..., None], []
+        for stage, before in zip(self._stages(), state.rows, strict=True):
+            x = mx.concatenate([before, x], axis=1)
+            # Output o reads inputs 2o-2, 2o-1 and 2o; the next one starts at 2o: one row is kept.
+            kept.append(x[:, -1:])
+            x = _run(stage, x)
+        return self._project(x), SubsamplingState(kept)
+
+    def _stages(self) -> tuple[list[nn.Module], ...]:
+        """Each stride with what follows it."""
+        return self.conv[:2], self.conv[2:5], self.conv[5:]
+
+    def _project(self, x: mx.array) -> mx.array:
+        """``[B, T, F, C]`` -> ``[B, T, D]``; PyTorch has the channels before the bins."""
+        return self.out(x.swapaxes(2, 3).flatten(2))
+
+
+def _run(stage: list[nn.Module], x: mx.array) -> mx.array:
+    for layer in stage:
+        x = layer(x)
+    return x
+
+
+def _masked(x: mx.array, length: int | None) -> mx.array:
+    """``[B, T, F, C]`` with zeros from row ``length`` on."""
+    if length is None or length >= x.shape[1]:
+        return x
+    return mx.pad(x[:, :length], [(0, 0), (0, x.shape[1] - length), (0, 0), (0, 0)])
+
+
+def _check_rows(rows: int, *, first: bool) -> None:
+    factor = STRIDE**STAGES
+    if rows < 1 or rows % factor != int(first):
+        expected = f"1 and a multiple of {factor}" if first else f"a multiple of {factor}"
+        raise InputError(f"{rows} mel rows; {expected} needed in {'the first' if first else 'a later'} step")
