@@ -1,0 +1,171 @@
+"""What the speech decoder takes from Gemma: zero-centred norms, gated MLPs, and a causal decoder.
+
+The decoder is Gemma 3's text model without its token embedding: its inputs enter layer 0 as they are, with no
+factor of the square root of the width. Every sixth layer attends to all positions, the others to a sliding
+window with a rope base of their own.
+"""
+
+from collections.abc import Callable
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+
+from voicechat_core.config import TtsConfig
+from voicechat_core.nn.kv_cache import KVCache, append, attention_mask, new_kv_cache
+
+__all__ = ["Decoder", "Derived", "GatedMLP", "RMSNorm", "merge_heads", "rope_periods", "split_heads"]
+
+gelu = nn.gelu_approx  # the tanh form; the exact one differs by 5e-4
+
+
+class Derived:
+    """A value computed from a parameter, and computed again only when the parameter is another array."""
+
+    def __init__(self, function: Callable[[mx.array], mx.array]) -> None:
+        self.function = function
+        self.source: mx.array | None = None
+        self.value: mx.array | None = None
+
+    def __call__(self, source: mx.array) -> mx.array:
+        """``function(source)``."""
+        if self.value is None or self.source is not source:
+            self.source, self.value = source, self.function(source)
+        return self.value
+
+
+def one_plus(weight: mx.array) -> mx.array:
+    """The factor a zero-centred norm weight stands for, in float32."""
+    return 1.0 + weight.astype(mx.float32)
+
+
+class RMSNorm(nn.Module):
+    """``x / rms(x) * (1 + weight)`` over the last axis, in float32, rounded once to the input's dtype."""
+
+    def __init__(self, width: int, eps: float = 1e-6) -> None:
+        super().__init__()
+        self.weight = mx.zeros((width,))
+        self.eps = eps
+        self._factor = Derived(one_plus)
+
+    def __call__(self, x: mx.array) -> mx.array:
+        """``[..., width]`` -> same shape and dtype."""
+        return mx.fast.rms_norm(x.astype(mx.float32), self._factor(self.weight), self.eps).astype(x.dtype)
+
+
+class GatedMLP(nn.Module):
+    """``down(gelu(gate(x)) * up(x))``."""
+
+    def __init__(self, width: int, inner: int) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(width, inner, bias=False)
+        self.up_proj = nn.Linear(width, inner, bias=False)
+        self.down_proj = nn.Linear(inner, width, bias=False)
+
+    def __call__(self, x: mx.array) -> mx.array:
+        """``[..., width]`` -> ``[..., width]``."""
+        return self.down_proj(gelu(self.gate_proj(x)) * self.up_proj(x))
+
+
+def split_heads(x: mx.array, heads: int) -> mx.array:
+    """``[B, T, heads * D]`` -> ``[B, heads, T, D]``."""
+    batch, time, width = x.shape
+    return x.reshape(batch, time, heads, width // heads).transpose(0, 2, 1, 3)
+
+
+def merge_heads(x: mx.array) -> mx.array:
+    """``[B, H, T, D]`` -> ``[B, T, H * D]``."""
+    batch, heads, time, dim = x.shape
+    return x.transpose(0, 2, 1, 3).reshape(batch, time, heads * dim)
+
+
+def rope_periods(head_dim: int, base: float) -> mx.array:
+    """Positions a radian of each rotated pair, ``[head_dim / 2]``: the reciprocals of Gemma's inverse frequencies.
+
+    Rounded where PyTorch rounds. Frequencies that are off by one unit in the last place turn the angles by
+    2e-4 after 7,000 positions, and a session is longer than that.
+    """
+    exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
+    inverse = np.float32(1) / np.power(np.float32(base), exponents)
+    return mx.array(np.float32(1) / inverse)
+
+
+class Attention(nn.Module):
+    """Causal grouped-query attention with normed queries and keys; ``window`` None means all positions."""
+
+    def __init__(self, config: TtsConfig, layer: int) -> None:
+        super().__init__()
+        self.heads, self.kv_heads, self.head_dim = (
+            config.num_attention_heads, config.num_key_value_heads, config.head_dim,
+        )  # fmt: skip
+        width, is_global = config.hidden_size, config.is_global(layer)
+        self.q_proj = nn.Linear(width, self.heads * self.head_dim, bias=False)
+        self.k_proj = nn.Linear(width, self.kv_heads * self.head_dim, bias=False)
+        self.v_proj = nn.Linear(width, self.kv_heads * self.head_dim, bias=False)
+        self.o_proj = nn.Linear(self.heads * self.head_dim, width, bias=False)
+        self.q_norm = RMSNorm(self.head_dim, config.rms_norm_eps)
+        self.k_norm = RMSNorm(self.head_dim, config.rms_norm_eps)
+        self.scale = float(config.query_pre_attn_scalar) ** -0.5
+        self.window = None if is_global else config.sliding_window
+        base = config.rope_global_base_freq if is_global else config.rope_local_base_freq
+        self._periods = rope_periods(self.head_dim, base)
+
+    def __call__(self, x: mx.array, cache: KVCache) -> tuple[mx.array, KVCache]:
+        """New positions ``[B, n, width]`` after those of ``cache`` -> ``[B, n, width]`` and the cache with them."""
+        queries = self._rotate(self.q_norm(split_heads(self.q_proj(x), self.heads)), cache.position)
+        keys = self._rotate(self.k_norm(split_heads(self.k_proj(x), self.kv_heads)), cache.position)
+        cache, keys, values = append(cache, keys, split_heads(self.v_proj(x), self.kv_heads), self.window)
+        mask = attention_mask(queries.shape[2], keys.shape[2], self.window)
+        y = mx.fast.scaled_dot_product_attention(queries, keys, values, scale=self.scale, mask=mask)
+        return self.o_proj(merge_heads(y)), cache
+
+    def _rotate(self, x: mx.array, position: int) -> mx.array:
+        return mx.fast.rope(
+            x, self.head_dim, traditional=False, base=None, scale=1.0, offset=position, freqs=self._periods
+        )
+
+
+class DecoderLayer(nn.Module):
+    """Attention and MLP, each with a norm before it and one before its sum into the stream."""
+
+    def __init__(self, config: TtsConfig, layer: int) -> None:
+        super().__init__()
+        width, eps = config.hidden_size, config.rms_norm_eps
+        self.input_layernorm = RMSNorm(width, eps)
+        self.self_attn = Attention(config, layer)
+        self.post_attention_layernorm = RMSNorm(width, eps)
+        self.pre_feedforward_layernorm = RMSNorm(width, eps)
+        self.mlp = GatedMLP(width, config.intermediate_size)
+        self.post_feedforward_layernorm = RMSNorm(width, eps)
+
+    def __call__(self, x: mx.array, cache: KVCache) -> tuple[mx.array, KVCache]:
+        """``[B, n, width]`` -> ``[B, n, width]`` and the cache with n more positions."""
+        y, cache = self.self_attn(self.input_layernorm(x), cache)
+        x = x + self.post_attention_layernorm(y)
+        return x + self.post_feedforward_layernorm(self.mlp(self.pre_feedforward_layernorm(x))), cache
+
+
+class Decoder(nn.Module):
+    """The stack of layers and its closing norm. One code path: a whole sequence is a step of many positions."""
+
+    def __init__(self, config: TtsConfig) -> None:
+        super().__init__()
+        self.layers = [DecoderLayer(config, layer) for layer in range(config.num_hidden_layers)]
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+
+    def new_caches(self, batch: int, dtype: mx.Dtype = mx.float32) -> list[KVCache]:
+        """An empty cache for each layer."""
+        attentions = [layer.self_attn for layer in self.layers]
+        return [new_kv_cache(batch, a.kv_heads, a.head_dim, dtype) for a in attentions]
+
+    def step(self, x: mx.array, caches: list[KVCache]) -> tuple[mx.array, list[KVCache]]:
+        """The next n positions ``[B, n, width]`` -> hidden states of the same shape, and the new caches."""
+        result = []
+        for layer, cache in zip(self.layers, caches, strict=True):
+            x, cache = layer(x, cache)
+            result.append(cache)
+        return self.norm(x), result
+
+    def __call__(self, x: mx.array) -> mx.array:
+        """Positions 0 to T - 1, ``[B, T, width]`` -> ``[B, T, width]``. Memory grows with T squared."""
+        return self.step(x, self.new_caches(x.shape[0], x.dtype))[0]

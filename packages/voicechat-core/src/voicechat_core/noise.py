@@ -1,0 +1,117 @@
+"""The random numbers of a session: the only draws in the model are those of the speech decoder's sampler.
+
+A source gives the draws of one step from its place on the timeline alone, so chunk sizes, other sessions and
+whatever else the process draws change nothing, and there is no position to restore.
+"""
+
+from typing import Protocol
+
+import mlx.core as mx
+import numpy as np
+
+from voicechat_core.config import TtsConfig
+from voicechat_core.errors import InputError
+from voicechat_core.nn.sampler import Draws, passes
+
+__all__ = ["GreedyNoise", "KeyedNoise", "Noise", "RecordedNoise"]
+
+PROMPT, FRAME = 0, 1  # which of the two kinds of step a key is for
+PROMPT_SEED = 0
+
+
+class Noise(Protocol):
+    """Where a session's draws come from. ``ordinal`` counts the speech decoder's steps since the voice prompt."""
+
+    def prompt_step(self, ordinal: int) -> Draws:
+        """Draws of a step taken over the system prompt."""
+        ...
+
+    def frame(self, index: int, ordinal: int) -> Draws:
+        """Draws of audio frame ``index``."""
+        ...
+
+
+def _shape(config: TtsConfig) -> tuple[int, int, int]:
+    """Passes a step, mixture components, latent channels."""
+    count = len(passes(config.num_quantizers, config.num_iterations, config.exponent))
+    return count, config.mog_head.num_predictions, config.latent_size
+
+
+class KeyedNoise:
+    """The product's source. A frame draws from (seed, index); a prompt step from its ordinal alone.
+
+    The state after the system prompt is therefore the same for every seed and can be stored once.
+
+    Raises:
+        InputError: the seed is not an integer from 0 to 2**64 - 1.
+    """
+
+    def __init__(self, seed: int, config: TtsConfig) -> None:
+        if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**64:
+            raise InputError(f"seed is {seed!r}; it must be an integer from 0 to 2**64 - 1")
+        self.seed = seed
+        self.shape = _shape(config)
+
+    def prompt_step(self, ordinal: int) -> Draws:
+        """Draws of a step taken over the system prompt."""
+        return self._draw(PROMPT_SEED, PROMPT, ordinal)
+
+    def frame(self, index: int, ordinal: int) -> Draws:
+        """Draws of audio frame ``index``, lazily."""
+        return self._draw(self.seed, FRAME, index)
+
+    def _draw(self, seed: int, kind: int, number: int) -> Draws:
+        # SeedSequence mixes all three well, and NumPy promises that its words never change.
+        words = np.random.SeedSequence(seed, spawn_key=(kind, number)).generate_state(2, np.uint32)
+        count, components, latent = self.shape
+        pairs = [mx.random.split(key) for key in mx.random.split(mx.array(words), count)]
+        u = mx.stack([mx.random.uniform(shape=(components,), key=first) for first, _ in pairs])
+        return u, mx.stack([mx.random.normal(shape=(latent,), key=second) for _, second in pairs])
+
+
+class RecordedNoise:
+    """A tape of draws, by the step's ordinal: uniforms ``[steps * passes, ..., N]`` and normals ``[..., L]``.
+
+    Raises:
+        InputError: the tape does not hold whole steps, or it has no step of the ordinal asked for.
+    """
+
+    def __init__(self, uniforms: mx.array, normals: mx.array, config: TtsConfig) -> None:
+        count, components, latent = _shape(config)
+        self.uniforms = self._steps("uniforms", uniforms, count, components)
+        self.normals = self._steps("normals", normals, count, latent)
+        if len(self.uniforms) != len(self.normals):
+            raise InputError(f"uniforms of {len(self.uniforms)} steps but normals of {len(self.normals)}")
+
+    @staticmethod
+    def _steps(name: str, tape: mx.array, count: int, width: int) -> mx.array:
+        if tape.shape[-1] != width or tape.size % (count * width):
+            raise InputError(f"{name} have shape {tape.shape}; whole steps of {count} x {width} are needed")
+        return tape.reshape(-1, count, width)
+
+    def prompt_step(self, ordinal: int) -> Draws:
+        """Draws of step ``ordinal``."""
+        if not 0 <= ordinal < len(self.uniforms):
+            raise InputError(f"step {ordinal} is not on a tape of {len(self.uniforms)} steps")
+        return self.uniforms[ordinal], self.normals[ordinal]
+
+    def frame(self, index: int, ordinal: int) -> Draws:
+        """Draws of step ``ordinal``, whatever the frame's index."""
+        return self.prompt_step(ordinal)
+
+
+class GreedyNoise:
+    """For debugging: always the likeliest component, always its mean."""
+
+    def __init__(self, config: TtsConfig) -> None:
+        count, components, latent = _shape(config)
+        # Equal uniforms move all components alike; only differences count.
+        self.draws = mx.full((count, components), 0.5), mx.zeros((count, latent))
+
+    def prompt_step(self, ordinal: int) -> Draws:
+        """The same for every step."""
+        return self.draws
+
+    def frame(self, index: int, ordinal: int) -> Draws:
+        """The same for every step."""
+        return self.draws
