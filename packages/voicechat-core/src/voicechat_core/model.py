@@ -1,0 +1,122 @@
+"""The four networks as one object: weights and what follows from them, no session state.
+
+The tree's attribute names are the checkpoint's: ``stt_model`` listens and thinks, ``tts_model`` speaks.
+"""
+
+from dataclasses import dataclass
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from voicechat_core.config import VoiceChatConfig
+from voicechat_core.nn.char_table import CharTable
+from voicechat_core.nn.codec import Codec
+from voicechat_core.nn.ear_tts import EarTTS, EarTtsState
+from voicechat_core.nn.nemotron_h import NemotronH
+from voicechat_core.nn.perception import Perception
+from voicechat_core.nn.rnnt import RnntDecoder, RnntJoint
+from voicechat_core.nn.state import evaluate
+from voicechat_core.tokenizer import RnntVocabulary, Tokenizer
+
+__all__ = ["Networks", "SttModel", "TtsModel", "VoiceChatModel", "char_table"]
+
+
+class SttModel(nn.Module):
+    """Perception, the transcript branch, and the language trunk with its two heads."""
+
+    def __init__(self, config: VoiceChatConfig) -> None:
+        super().__init__()
+        text, audio = config.text_config, config.audio_config
+        self.perception = Perception(audio)
+        self.rnnt_decoder = RnntDecoder(audio.decoder)
+        self.rnnt_joint = RnntJoint(audio.joint)
+        self.embed_tokens = nn.Embedding(text.vocab_size, text.hidden_size)
+        self.llm = NemotronH(text)
+        self.lm_head = nn.Linear(text.hidden_size, text.vocab_size, bias=False)
+        self.function_head = nn.Linear(text.hidden_size, text.vocab_size, bias=False)
+
+
+class TtsModel(nn.Module):
+    """The speech decoder, the codec, and the one voice."""
+
+    def __init__(self, config: VoiceChatConfig) -> None:
+        super().__init__()
+        tts = config.tts_config
+        self.tts_model = EarTTS(tts, config.text_config.vocab_size)
+        self.audio_codec = Codec(config.codec_config)
+        self.codec_silence_tokens = mx.zeros((tts.num_quantizers,), mx.int32)
+        self.audio_prompt_latents = {config.speaker: mx.zeros((1, config.prompt_frames, tts.hidden_size))}
+
+
+class Networks(nn.Module):
+    """Everything a checkpoint's tensors fill."""
+
+    def __init__(self, config: VoiceChatConfig) -> None:
+        super().__init__()
+        self.stt_model = SttModel(config)
+        self.tts_model = TtsModel(config)
+
+
+def char_table(config: VoiceChatConfig, tokenizer: Tokenizer) -> CharTable:
+    """The characters of every text token."""
+    return CharTable.from_vocab(
+        tokenizer.vocab(),
+        vocab_size=config.text_config.vocab_size,
+        char_vocab_size=config.tts_config.character_encoder.char_vocab_size,
+        bos_token_id=config.bos_token_id,
+        eos_token_id=config.eos_token_id,
+    )
+
+
+@dataclass(frozen=True)
+class VoiceChatModel:
+    """Networks, vocabularies, and the tables derived from both.
+
+    ``subword_table`` is ``[vocabulary + 1, H]``: the speech decoder's conditioning vector of every text id, so
+    that a frame looks its token up on the device and the host need not wait for it.
+    """
+
+    config: VoiceChatConfig
+    networks: Networks
+    tokenizer: Tokenizer
+    rnnt_vocabulary: RnntVocabulary
+    chars: CharTable
+    subword_table: mx.array
+
+    @classmethod
+    def from_networks(
+        cls, config: VoiceChatConfig, networks: Networks, tokenizer: Tokenizer, rnnt_vocabulary: RnntVocabulary
+    ) -> "VoiceChatModel":
+        """Derive the tables: one pass of the character encoder over the whole vocabulary.
+
+        Raises:
+            CheckpointError: when the tokenizer does not fit the config or the stored flags.
+        """
+        chars = char_table(config, tokenizer)
+        networks.tts_model.tts_model.embed_subword.check(chars)
+        table = networks.tts_model.tts_model.subword_table(chars)
+        return cls(config, networks, tokenizer, rnnt_vocabulary, chars, table)
+
+    @property
+    def silence_codes(self) -> mx.array:
+        """The codec's silence, ``[1, 1, Q]`` int32."""
+        return self.networks.tts_model.codec_silence_tokens.astype(mx.int32)[None, None]
+
+    def prompt_ids(self, system_prompt: str | None) -> list[int]:
+        """Ids of the system prompt's positions: none for a blank prompt, the checkpoint's own prompt for None.
+
+        Raises:
+            InputError: for text that is not valid Unicode.
+        """
+        prompt = self.config.default_system_prompt if system_prompt is None else system_prompt
+        return self.tokenizer.prompt_ids(prompt, self.config.bos_token_id, self.config.eos_token_id)
+
+    def warm_up(self) -> EarTtsState:
+        """The speech decoder's state after the voice prompt: a constant of the weights."""
+        tts = self.networks.tts_model
+        latents = tts.audio_prompt_latents[self.config.speaker]
+        state: EarTtsState = tts.tts_model.warm_up(
+            latents, tts.codec_silence_tokens, self.config.pad_token_id, self.config.eos_token_id, self.chars
+        )
+        evaluate(state)
+        return state

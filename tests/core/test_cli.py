@@ -1,0 +1,165 @@
+"""The command as a person meets it: output, files, one line for each mistake."""
+
+import json
+import os
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+
+SPOKEN = Path(__file__).parents[1] / "data" / "spoken.wav"
+RUN = "from voicechat_core.cli import main; main()"
+
+
+def voicechat(*words: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", RUN, *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=cwd)
+
+
+@pytest.fixture(scope="module")
+def answer(tiny_path: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, object], Path]:
+    """The JSON and the WAV of one run."""
+    path = tmp_path_factory.mktemp("answer") / "response.wav"
+    words = ("-m", tiny_path, "--audio", SPOKEN, "--output-audio", path, "-p", "Be concise.", "--extra-seconds", "3")
+    result = voicechat("generate", *words, "--seed", "1", "--json")
+    assert (result.returncode, result.stderr) == (0, "")
+    return json.loads(result.stdout), path
+
+
+def test_json_is_one_object_with_everything(answer: tuple[dict[str, object], Path]) -> None:
+    data, _ = answer
+    assert list(data) == [
+        "transcript", "text", "function_text", "text_tokens", "function_tokens", "audio_codes", "frames", "sample_rate",
+        "seed", "seconds",
+    ]  # fmt: skip
+    assert data["frames"] == 75  # 2.99 s and 3 s of silence: ceil(95840 / 1280)
+    assert np.array(data["audio_codes"]).shape == (75, 31)
+    assert len(data["text_tokens"]) == len(data["function_tokens"]) == 75  # type: ignore[arg-type]
+    assert (data["sample_rate"], data["seed"], data["seconds"]) == (22050, 1, 6.0)
+
+
+def test_the_wav_is_pcm16_of_1764_samples_a_frame(answer: tuple[dict[str, object], Path], tiny_path: Path) -> None:
+    _, path = answer
+    info = soundfile.info(path)
+    assert (info.samplerate, info.channels, info.subtype, info.frames) == (22050, 1, "PCM_16", 75 * 1764)
+    assert path.stat().st_size == 44 + 2 * 75 * 1764
+
+
+def test_text_output_and_the_default_file(tiny_path: Path, tmp_path: Path) -> None:
+    result = voicechat("generate", "-m", tiny_path, "--audio", SPOKEN, cwd=tmp_path)
+    assert result.returncode == 0
+    user, assistant, *_, last = result.stdout.splitlines()
+    assert user.startswith("user:      ")
+    assert assistant.startswith("assistant: ")
+    assert last == "response.wav: 38 frames, 3.04 s"
+    assert all(c.isprintable() for line in result.stdout.splitlines() for c in line)
+    assert soundfile.info(tmp_path / "response.wav").frames == 38 * 1764
+
+
+def test_long_input_shows_progress(tiny_path: Path, tmp_path: Path) -> None:
+    words = ("-m", tiny_path, "--audio", SPOKEN, "--extra-seconds", "9", "--output-audio", tmp_path / "r.wav")
+    result = voicechat("generate", *words)
+    assert result.stderr.splitlines() == ["125 of 150 frames", "150 of 150 frames"]
+
+
+def silent_wav(path: Path, samples: int = 1280) -> Path:
+    soundfile.write(path, np.zeros(samples, np.float32), 16000)
+    return path
+
+
+def one_line(result: subprocess.CompletedProcess[str]) -> str:
+    """The message of a refused command: one line, no traceback, status 1, nothing on stdout."""
+    assert (result.returncode, result.stdout) == (1, "")
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("voicechat: ")
+    return line
+
+
+def test_bad_audio_is_named_before_the_model_is_loaded(tmp_path: Path) -> None:
+    nan = tmp_path / "nan.wav"
+    soundfile.write(nan, np.array([0, np.nan], np.float32), 16000, subtype="FLOAT")
+    empty, text, absent = tmp_path / "empty.wav", tmp_path / "text.wav", tmp_path / "absent.wav"
+    empty.touch()
+    text.write_text("not audio")
+    cut = silent_wav(tmp_path / "cut.wav")
+    cut.write_bytes(cut.read_bytes()[:1000])
+    for path in (nan, empty, text, absent, cut):
+        line = one_line(voicechat("generate", "-m", "no-such-model", "--audio", path, cwd=tmp_path))
+        assert str(path) in line
+        assert "no-such-model" not in line
+
+
+def test_an_output_that_cannot_be_written_is_found_first(tmp_path: Path) -> None:
+    target = tmp_path / "no" / "such" / "r.wav"
+    words = ("-m", "no-such-model", "--audio", "no-such-audio", "--output-audio", target)
+    line = one_line(voicechat("generate", *words))
+    assert str(target) in line
+    line = one_line(voicechat("generate", *words[:-1], tmp_path))
+    assert str(tmp_path) in line
+
+
+def test_bad_checkpoints_take_one_line(tmp_path: Path) -> None:
+    audio = silent_wav(tmp_path / "in.wav")
+    for content in ({"model": {"stt": {}}}, {"model_type": "moshi"}):
+        (tmp_path / "config.json").write_text(json.dumps(content))
+        line = one_line(voicechat("generate", "-m", tmp_path, "--audio", audio, cwd=tmp_path))
+        assert str(tmp_path / "config.json") in line
+        assert "convert first" in line or "moshi" in line
+
+
+@pytest.mark.parametrize("option", [("--seed", "-1"), ("--extra-seconds", "-1"), ("--seed", "x"), ("--nothing",)])
+def test_misuse_is_status_two(option: tuple[str, ...]) -> None:
+    result = voicechat("generate", "-m", "m", "--audio", "a", *option)
+    assert result.returncode == 2
+    assert option[0] in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"), [("inf", "extra_decoding_seconds is inf"), ("1e9", "max_position_embeddings is 131072")]
+)
+def test_more_seconds_than_can_be(tiny_path: Path, tmp_path: Path, seconds: str, words: str) -> None:
+    audio = silent_wav(tmp_path / "in.wav")
+    result = voicechat("generate", "-m", tiny_path, "--audio", audio, "--extra-seconds", seconds, cwd=tmp_path)
+    assert words in one_line(result)
+
+
+def test_an_old_answer_survives_a_failed_run(tiny_path: Path, tmp_path: Path) -> None:
+    old = silent_wav(tmp_path / "old.wav")
+    before = old.read_bytes()
+    one_line(voicechat("generate", "-m", tiny_path, "--audio", tmp_path / "absent.wav", "--output-audio", old))
+    assert old.read_bytes() == before
+
+
+def test_synthesize_then_generate(tmp_path: Path) -> None:
+    made = voicechat("synthesize", tmp_path / "new", "--seed", "3", "--preset", "tiny")
+    assert made.returncode == 0
+    assert made.stdout.startswith(f"{tmp_path / 'new'}: tiny, seed 3, 1,")
+    again = one_line(voicechat("synthesize", tmp_path / "new"))
+    assert "exists already" in again
+    assert "there are tiny, mid, deep" in one_line(voicechat("synthesize", tmp_path / "x", "--preset", "big"))
+
+
+def test_help_and_version() -> None:
+    assert voicechat("--version").stdout.strip().count(".") == 2
+    shown = voicechat("--help").stdout
+    for command in ("generate", "synthesize", "verify"):
+        assert command in shown
+
+
+def test_a_streamed_wav_is_read(tiny_path: Path, tmp_path: Path) -> None:
+    """As written to a pipe: sizes that were never filled in."""
+    whole = SPOKEN.read_bytes()
+    streamed = tmp_path / "streamed.wav"
+    unknown = struct.pack("<I", 0xFFFFFFFF)
+    streamed.write_bytes(whole[:4] + unknown + whole[8:40] + unknown + whole[44:])
+    runs = [
+        voicechat("generate", "-m", tiny_path, "--audio", path, "--json", "--output-audio", os.devnull)
+        for path in (SPOKEN, streamed)
+    ]
+    assert runs[0].returncode == 0
+    assert runs[0].stdout == runs[1].stdout

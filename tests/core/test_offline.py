@@ -1,0 +1,153 @@
+"""A whole recording: counts, seeds, limits, and sameness with the networks' own steps."""
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from voicechat_core import AudioError, ContextLimitError, InputError, ModelError, VoiceChat, duplex
+from voicechat_core.nn.rnnt import greedy_step
+from voicechat_core.noise import KeyedNoise
+from voicechat_core.offline import run_timeline, speech
+
+
+def noise_like_speech(samples: int, seed: int = 0) -> np.ndarray:
+    rng = np.random.Generator(np.random.PCG64(seed))
+    slow = np.repeat(rng.uniform(0, 0.3, samples // 800 + 1), 800)[:samples]
+    return (slow * rng.standard_normal(samples)).astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    ("samples", "frames"),
+    [(0, 0), (1, 1), (159, 1), (1279, 1), (1280, 1), (1281, 2), (2560, 2), (2720, 3), (13000, 11)],
+)
+def test_frames_are_those_of_a_padded_flush(tiny: VoiceChat, samples: int, frames: int) -> None:
+    result = tiny.generate(noise_like_speech(samples))
+    assert result.frames == len(result.text_tokens) == len(result.function_tokens) == frames
+    assert result.audio_codes.shape == (frames, 31)
+    assert result.audio.shape == (1764 * frames,)
+    assert (result.audio.dtype, result.audio_codes.dtype) == (np.float32, np.int32)
+    assert np.abs(result.audio).max(initial=0) <= 1
+    assert (result.sample_rate, result.seconds) == (22050, frames * 0.08)
+
+
+def test_a_seed_replays_to_the_bit_and_another_does_not(tiny: VoiceChat) -> None:
+    samples = noise_like_speech(12000)
+    first, again, other = (tiny.generate(samples, system_prompt="hi", seed=seed) for seed in (3, 3, 4))
+    assert np.array_equal(first.audio, again.audio)
+    assert np.array_equal(first.audio_codes, again.audio_codes)
+    assert first.text_tokens == again.text_tokens == other.text_tokens  # only the voice draws
+    assert not np.array_equal(first.audio_codes, other.audio_codes)
+    assert (first.seed, other.seed) == (3, 4)
+
+
+def test_the_prompt_changes_the_answer_and_takes_no_frames(tiny: VoiceChat) -> None:
+    samples = noise_like_speech(6400)
+    plain, blank, prompted = (tiny.generate(samples, system_prompt=p) for p in (None, " \n", "Be concise."))
+    assert plain.text_tokens == blank.text_tokens
+    assert plain.text_tokens != prompted.text_tokens
+    assert prompted.frames == plain.frames == 5
+
+
+def test_extra_seconds_are_silence_after_the_recording(tiny: VoiceChat) -> None:
+    samples = noise_like_speech(6400)
+    extended = tiny.generate(samples, extra_decoding_seconds=0.5)
+    padded = tiny.generate(np.concatenate([samples, np.zeros(8000, np.float32)]))
+    assert extended.frames == 12  # ceil((6400 + 8000) / 1280)
+    assert np.array_equal(extended.audio, padded.audio)
+
+
+def test_max_frames_is_a_prefix(tiny: VoiceChat) -> None:
+    samples = noise_like_speech(12800)
+    whole, part = tiny.generate(samples), tiny.generate(samples, max_frames=4)
+    assert part.text_tokens == whole.text_tokens[:4]
+    assert np.array_equal(part.audio_codes, whole.audio_codes[:4])
+    assert tiny.generate(samples, max_frames=0).frames == 0
+
+
+def test_int16_is_the_same_as_its_floats(tiny: VoiceChat) -> None:
+    pcm = (noise_like_speech(5000) * 8000).astype(np.int16)
+    a, b = tiny.generate(pcm), tiny.generate(pcm.astype(np.float32) / 32768)
+    assert np.array_equal(a.audio, b.audio)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"seed": -1}, ["seed", "-1"]),
+        ({"extra_decoding_seconds": -0.5}, ["extra_decoding_seconds", "-0.5"]),
+        ({"extra_decoding_seconds": float("nan")}, ["extra_decoding_seconds", "nan"]),
+        ({"max_frames": -2}, ["max_frames", "-2"]),
+        ({"system_prompt": "\ud800"}, ["surrogate"]),
+    ],
+)
+def test_arguments_out_of_range(tiny: VoiceChat, arguments: dict[str, object], words: list[str]) -> None:
+    with pytest.raises(InputError) as caught:
+        tiny.generate(np.zeros(1280, np.float32), **arguments)  # type: ignore[arg-type]
+    assert [word for word in words if word not in str(caught.value)] == []
+
+
+def test_samples_that_are_not_numbers(tiny: VoiceChat) -> None:
+    with pytest.raises(AudioError):
+        tiny.generate(np.array([0.0, np.nan], np.float32))
+
+
+def test_more_positions_than_the_model_has(tiny: VoiceChat) -> None:
+    frames = 131072 - 2
+    with pytest.raises(ContextLimitError, match="131072") as caught:
+        tiny.generate(np.zeros(frames * 1280, np.float32), system_prompt="hi")
+    assert "131074 positions" in str(caught.value)  # four prompt tokens and the frames
+
+
+def test_weights_that_overflow_are_an_error_not_an_answer(tiny: VoiceChat) -> None:
+    norm = tiny.model.networks.stt_model.llm.norm_f
+    before, norm.weight = norm.weight, norm.weight * float("inf")
+    try:
+        with pytest.raises(ModelError, match="frame 0"):
+            tiny.generate(noise_like_speech(1280))
+    finally:
+        norm.weight = before
+
+
+def test_steps_over_a_recording_equal_the_whole(tiny: VoiceChat) -> None:
+    """Perception, duplex and codec one frame at a time: ids and codes equal, audio within 1e-5 eight samples later.
+
+    The whole clip's encoder and codec run in blocks of frames, other kernels than a single frame's.
+    """
+    model, frames = tiny.model, 90
+    samples = noise_like_speech(frames * 1280)
+    noise = KeyedNoise(5, model.config.tts_config)
+    whole = run_timeline(model, samples, [1, 40, 2], noise)
+    stt, codec = model.networks.stt_model, model.networks.tts_model.audio_codec
+    heard, sound = stt.perception.new_state(), codec.new_state()
+    transcript, tokens = stt.rnnt_decoder.new_state(), []
+    _, state = duplex.start(model, model.warm_up(), [1, 40, 2], noise)
+    text, codes, audio = [], [], []
+    for k in range(frames):
+        first, last = stt.perception.samples_until(k), stt.perception.samples_until(k + 1)
+        output, heard = stt.perception.step(mx.array(samples[None, first:last]), heard)
+        new, transcript = greedy_step(stt.rnnt_decoder, stt.rnnt_joint, output.encoded, transcript, 10)
+        tokens += new
+        frame, state = duplex.step(model, output.projected, state, noise)
+        out, sound = codec.step(frame.codes, sound)
+        mx.eval(frame.text, frame.codes, out)
+        text.append(frame.text)
+        codes.append(frame.codes)
+        audio.append(out)
+    assert mx.array_equal(mx.concatenate(text, axis=1), whole.over_frames("text"))
+    assert mx.array_equal(mx.concatenate(codes, axis=1), whole.over_frames("codes"))
+    streamed = np.array(mx.concatenate(audio, axis=1)[0])
+    offline = speech(model, whole.over_frames("codes"))
+    assert np.abs(streamed[14:] - offline[6:-8]).max() < 1e-5
+    assert model.rnnt_vocabulary.text(tokens) == tiny.generate(samples).transcript
+
+
+def test_memory_is_linear_in_the_length(tiny: VoiceChat) -> None:
+    peaks = []
+    for seconds in (15, 30):
+        mx.clear_cache()
+        before = mx.get_active_memory()
+        mx.reset_peak_memory()
+        tiny.generate(noise_like_speech(16000 * seconds))
+        peaks.append(mx.get_peak_memory() - before)
+    # Twice the audio needs at most twice the memory, and a margin for block boundaries; a square would need four times.
+    assert peaks[1] < 2.3 * peaks[0]

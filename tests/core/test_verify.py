@@ -1,0 +1,196 @@
+"""The verifier itself: what it must pass, what it must name."""
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from voicechat_core import CheckpointError, GoldensError
+from voicechat_core.cli import app
+from voicechat_core.verify import compare, tolerance, verify
+from voicechat_core.verify_stages import STAGES
+
+FIXTURE = Path(__file__).parents[2] / "golden" / "fixtures" / "plain"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A goldens folder that a test may spoil, with the stages that take least time."""
+    path = tmp_path / "goldens-folder"
+    shutil.copytree(FIXTURE, path)
+    for file in (path / "goldens").iterdir():
+        if file.stem.startswith(("e2e", "perception_odd", "tts_q8")):
+            file.unlink()
+            edit_manifest(path, lambda tensors, stage=file.stem: forget(tensors, stage))
+    return path
+
+
+def forget(tensors: dict[str, object], stage: str) -> None:
+    for name in [name for name in tensors if name.startswith(f"{stage}/")]:
+        del tensors[name]
+
+
+def edit_manifest(folder: Path, change: Callable[[dict[str, object]], object]) -> None:
+    path = folder / "manifest.json"
+    manifest = json.loads(path.read_text())
+    change(manifest["tensors"])
+    path.write_text(json.dumps(manifest))
+
+
+def edit(folder: Path, name: str, change: Callable[[np.ndarray], np.ndarray | None], rehash: bool = True) -> None:
+    """Change one golden tensor (None removes it); ``rehash`` makes the manifest agree with the change."""
+    stage, tensor = name.split("/", 1)
+    path = folder / "goldens" / f"{stage}.safetensors"
+    tensors = load_file(path)
+    value = change(tensors.pop(tensor))
+    if value is not None:
+        tensors[tensor] = np.ascontiguousarray(value)
+    save_file(tensors, path)
+    if rehash and value is not None:
+        digest = hashlib.sha256(tensors[tensor].tobytes()).hexdigest()
+        edit_manifest(folder, lambda entries: entries[name].update(sha256=digest))  # type: ignore[attr-defined]
+
+
+def missed(folder: Path) -> dict[str, str]:
+    return {f"{c.stage}/{c.tensor}": c.note for c in verify(folder).checks if not c.passed}
+
+
+def test_it_needs_three_things_and_nothing_else(folder: Path) -> None:
+    kept = {"checkpoint", "goldens", "manifest.json"}
+    for path in folder.iterdir():
+        assert path.name in kept
+    report = verify(folder)
+    assert report.passed
+    assert len(report.checks) > 50
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["llm/hidden", "codec/decoded", "tts/step_hidden", "perception_exact/mel", "rnnt/joint_logprobs", "tts/mog_mu"],
+)
+def test_a_perturbed_float_is_named(folder: Path, name: str) -> None:
+    def change(x: np.ndarray) -> np.ndarray:
+        x = x.copy()
+        x.flat[x.size // 2] += 1e-3 * np.abs(x).max()
+        return x
+
+    edit(folder, name, change)
+    assert missed(folder) == {name: ""}
+
+
+@pytest.mark.parametrize("name", ["tts/step_codes", "codec/codes", "perception_exact/rnnt_tokens_ms10"])
+def test_one_wrong_integer_is_named(folder: Path, name: str) -> None:
+    def change(x: np.ndarray) -> np.ndarray:
+        x = x.copy()
+        x.flat[-1] ^= 1
+        return x
+
+    edit(folder, name, change)
+    assert missed(folder) == {name: ""}
+
+
+@pytest.mark.parametrize("name", ["llm/inputs_embeds", "tts/init_audio_mask", "tts/noise_z", "codec/decode_codes"])
+def test_any_change_is_seen_by_its_hash(folder: Path, name: str) -> None:
+    """Inputs, and tensors that are not compared, have no error of their own."""
+
+    def change(x: np.ndarray) -> np.ndarray:
+        x = x.copy()
+        x.flat[0] = x.flat[1] if x.flat[0] != x.flat[1] else 1 - x.flat[0]
+        return x
+
+    edit(folder, name, change, rehash=False)
+    assert "manifest" in missed(folder)[name]
+
+
+def test_nan_is_a_miss(folder: Path) -> None:
+    edit(folder, "llm/hidden", lambda x: np.full_like(x, np.nan))
+    assert missed(folder) == {"llm/hidden": ""}
+
+
+def test_another_shape_is_told_with_both(folder: Path) -> None:
+    edit(folder, "llm/hidden", lambda x: x[:, :-1])
+    (note,) = missed(folder).values()
+    full = list(load_file(FIXTURE / "goldens" / "llm.safetensors")["hidden"].shape)
+    assert str(full) in note
+    assert str([1, full[1] - 1, full[2]]) in note
+
+
+@pytest.mark.parametrize("name", ["llm/hidden", "tts/init_non_prompt_mask"])
+def test_a_missing_tensor_is_said_to_be_missing(folder: Path, name: str) -> None:
+    edit(folder, name, lambda x: None)
+    assert missed(folder) == {name: "missing: the manifest lists it"}
+
+
+def test_a_missing_input_says_what_it_costs(folder: Path) -> None:
+    edit(folder, "llm/inputs_embeds", lambda x: None)
+    edit_manifest(folder, lambda entries: entries.pop("llm/inputs_embeds"))
+    assert missed(folder) == {"llm/inputs_embeds": "missing: the stage cannot be computed without it"}
+
+
+def test_a_missing_stage_is_a_miss_of_all_its_tensors(folder: Path) -> None:
+    (folder / "goldens" / "llm.safetensors").unlink()
+    found = missed(folder)
+    assert set(found.values()) == {"missing: the manifest lists it"}
+    assert "llm/hidden" in found
+
+
+def test_a_tensor_that_no_manifest_knows(folder: Path) -> None:
+    edit_manifest(folder, lambda entries: entries.pop("llm/hidden"))
+    assert missed(folder) == {"llm/hidden": "left over: the manifest does not list it"}
+
+
+@pytest.mark.parametrize("part", ["manifest.json", "goldens", "checkpoint"])
+def test_a_missing_part(folder: Path, part: str) -> None:
+    path = folder / part
+    path.unlink() if path.is_file() else shutil.rmtree(path)
+    with pytest.raises((GoldensError, CheckpointError)) as caught:
+        verify(folder)
+    assert str(folder) in str(caught.value)
+    assert part in str(caught.value)
+
+
+def test_a_perturbed_weight_is_seen(folder: Path) -> None:
+    path = folder / "checkpoint" / "model.safetensors"
+    tensors = load_file(path)
+    tensors["stt_model.llm.norm_f.weight"] *= np.float32(1.001)
+    save_file(tensors, path)
+    assert set(missed(folder)) == {"llm/hidden", "llm/hidden_cached", "llm/text_logits", "llm/function_logits"}
+
+
+def test_the_command_prints_a_table_and_exits_with_one(folder: Path) -> None:
+    from typer.testing import CliRunner
+
+    good = CliRunner().invoke(app, ["verify", str(folder)])
+    assert good.exit_code == 0
+    assert "all within their limits" in good.stdout
+    edit(folder, "llm/hidden", lambda x: x * 1.01)
+    bad = CliRunner().invoke(app, ["verify", str(folder)])
+    assert bad.exit_code == 1
+    (row,) = [line for line in bad.stdout.splitlines() if "MISS " in line]
+    assert "llm" in row
+    assert "hidden" in row
+    assert "1 checks missed: llm/hidden" in bad.stdout.replace("\n", " ") or "MISSED 1: llm/hidden" in bad.stdout
+
+
+def test_integers_are_exact_and_floats_relative() -> None:
+    golden = np.array([1.0, -200.0], np.float32)
+    assert compare("s", "t", golden + 1e-3, golden, 1e-5).passed
+    assert not compare("s", "t", golden + 3e-3, golden, 1e-5).passed
+    zeros = np.zeros(3, np.float32)
+    assert compare("s", "t", zeros, zeros, 1e-5).passed
+    assert not compare("s", "t", zeros + 1e-9, zeros, 1e-5).passed
+    ids = np.array([2**24, 2**24 + 1], np.int32)
+    assert not compare("s", "t", ids + np.array([0, 1], np.int32), ids, 1.0).passed
+
+
+def test_tolerances_are_what_their_file_says() -> None:
+    assert tolerance("llm", "hidden") == 1e-5
+    assert tolerance("codec", "stream_decoded_flush") == tolerance("codec", "decoded") == 5e-5
+    assert tolerance("codec", "latents") == 1e-5
+    for stage in STAGES:
+        assert 0 < tolerance(stage.key, "anything") <= 1e-5

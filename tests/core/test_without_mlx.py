@@ -1,0 +1,43 @@
+"""What must work on a machine without MLX: importing the package, its errors, audio and text."""
+
+import subprocess
+import sys
+
+import pytest
+
+BLOCK = "import sys; sys.modules['mlx'] = None\n"
+
+
+def run(code: str) -> subprocess.CompletedProcess[str]:
+    """Run ``code`` in a fresh interpreter where importing mlx fails."""
+    return subprocess.run([sys.executable, "-c", BLOCK + code], capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(
+    "module", ["voicechat_core", "voicechat_core.audio", "voicechat_core.tokenizer", "voicechat_core.cli"]
+)
+def test_imports(module: str) -> None:
+    result = run(f"import {module}")
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+def test_a_name_that_needs_mlx_says_what_to_install() -> None:
+    result = run("import voicechat_core\ntry:\n  voicechat_core.load\nexcept ModuleNotFoundError as e:\n  print(e)")
+    assert "voicechat-core[mlx]" in result.stdout
+
+
+def test_the_command_says_it_in_one_line() -> None:
+    code = "from voicechat_core import cli\nsys.argv = ['voicechat', 'synthesize', 'nowhere']\ncli.main()"
+    result = run(code)
+    assert result.returncode == 1
+    assert result.stderr.startswith("voicechat: MLX is not installed")
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_exported_names() -> None:
+    import voicechat_core
+
+    for name in voicechat_core.__all__:
+        assert getattr(voicechat_core, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        voicechat_core.nothing  # noqa: B018
