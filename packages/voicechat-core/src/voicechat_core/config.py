@@ -10,6 +10,7 @@ from typing import Any, Self
 
 import msgspec
 
+from voicechat_core.config_spellings import MODEL_TYPE, normalised, reject_other_layouts
 from voicechat_core.errors import ConfigError
 
 __all__ = [
@@ -26,9 +27,7 @@ __all__ = [
     "VoiceChatConfig",
 ]
 
-MODEL_TYPE = "nemotron_voicechat"
 PUBLISHED_PATTERN = "M-M-M-MM-M-M-M*-M-M-M*-M-M-M-M*-M-M-M-M*-M-MM-M-M-M-M-M-"
-BLOCK_TYPES = {"mamba": "M", "attention": "*", "mlp": "-"}
 
 
 def require_equal(name_a: str, a: object, name_b: str, b: object) -> None:
@@ -410,9 +409,9 @@ class VoiceChatConfig(_Part, frozen=True):
         Raises:
             ConfigError: naming the key, and both values where two disagree.
         """
-        _reject_other_layouts(data)
+        reject_other_layouts(data)
         try:
-            return msgspec.convert(_normalised(data), cls, strict=True)
+            return msgspec.convert(normalised(data), cls, strict=True)
         except msgspec.ValidationError as error:
             raise ConfigError(f"config.json: {error}") from error
 
@@ -433,55 +432,3 @@ class VoiceChatConfig(_Part, frozen=True):
             return cls.from_dict(data)
         except ConfigError as error:
             raise ConfigError(f"{path}: {str(error).removeprefix('config.json: ')}") from error
-
-
-def _reject_other_layouts(data: dict[str, Any]) -> None:
-    model_type = data.get("model_type")
-    if model_type is None and isinstance(data.get("model"), dict) and "stt" in data["model"]:
-        raise ConfigError("this is a NeMo training config (model.stt, no model_type): convert first")
-    if model_type != MODEL_TYPE:
-        raise ConfigError(f"model_type is {model_type!r}; only {MODEL_TYPE!r} is supported")
-    if data.get("text_config") is None:
-        raise ConfigError("text_config is missing")
-    if data.get("tts_config") is None:
-        raise ConfigError("tts_config is missing: its guidance_scale, top_p and noise_scale have no default")
-
-
-def _normalised(data: dict[str, Any]) -> dict[str, Any]:
-    """The spellings other writers use, in ours: null is absent, the context flat, the pattern a string."""
-    result: dict[str, Any] = _without_nulls(data)
-    text, encoder = result["text_config"], result.get("audio_config", {}).get("encoder", {})
-    if isinstance(text, dict):
-        _normalise_pattern(text)
-        _check_time_step_limit(text.get("time_step_limit"))
-    context = encoder.get("att_context_size") if isinstance(encoder, dict) else None
-    if isinstance(context, list) and len(context) == 1 and isinstance(context[0], list):
-        encoder["att_context_size"] = context[0]
-    return result
-
-
-def _without_nulls(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
-    if isinstance(value, list):
-        return [_without_nulls(item) for item in value]
-    return value
-
-
-def _normalise_pattern(text: dict[str, Any]) -> None:
-    pattern = text.get("hybrid_override_pattern")
-    if pattern is None and isinstance(text.get("layers_block_type"), list):
-        pattern = [BLOCK_TYPES.get(kind, str(kind)) for kind in text["layers_block_type"]]
-    if isinstance(pattern, list):
-        pattern = "".join(str(kind) for kind in pattern)
-    if pattern is not None:
-        text["hybrid_override_pattern"] = pattern
-
-
-def _check_time_step_limit(limit: Any) -> None:
-    """Only (0, infinity) is the model's: a clamp on the step sizes would change every hidden state."""
-    if limit is None:
-        return
-    bounds = [float(b["__float__"]) if isinstance(b, dict) else b for b in limit]
-    if bounds != [0.0, float("inf")]:
-        raise ConfigError(f"text_config.time_step_limit is {bounds!r}; only [0.0, inf] is supported")

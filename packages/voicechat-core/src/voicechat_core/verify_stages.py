@@ -278,6 +278,7 @@ def _margin(logits: mx.array) -> mx.array:
 STREAM = "NVIDIA's cached stream pads its second step with zero mel frames and so differs from its own offline encoder"
 CLAMP = "with the step sizes clamped as the transformers fallback does; the model's own code does not clamp"
 MASKS = "masks of the training code without a counterpart here"
+MARGIN = "how far NVIDIA's codes are from a tie: said where one of ours differs"
 
 STAGES = (
     Stage(
@@ -298,19 +299,20 @@ STAGES = (
             "subword_ids", "subword_mask2", "init_code", "step_ids", "step_prev_codes", "noise_u", "noise_z",
             "iso_hidden", "iso_noise_u", "iso_noise_z", "rvq_z",
         ),
-        skipped={"init_audio_mask|init_non_prompt_mask": MASKS},
+        skipped={"init_audio_mask|init_non_prompt_mask": MASKS, "step_code_margin": MARGIN},
     ),
     Stage(
         key="tts",
         files="tts_q[0-9]+",
         run=_tts_first_levels,
         inputs=("init_code", "step_ids", "step_prev_codes", "noise_u", "noise_z"),
-        skipped={"init_audio_mask|init_non_prompt_mask": MASKS},
+        skipped={"init_audio_mask|init_non_prompt_mask": MASKS, "step_code_margin": MARGIN},
     ),
     Stage(
         key="e2e",
         files="e2e_.*",
         run=_end_to_end,
         inputs=("wav", "prompt_ids", "noise_u", "noise_z"),
+        skipped={"code_margin_from_t1": MARGIN},
     ),
 )  # fmt: skip
