@@ -163,7 +163,18 @@ def test_a_perturbed_weight_is_seen(folder: Path) -> None:
     tensors = load_file(path)
     tensors["stt_model.llm.norm_f.weight"] *= np.float32(1.001)
     save_file(tensors, path)
-    assert set(missed(folder)) == {"llm/hidden", "llm/hidden_cached", "llm/text_logits", "llm/function_logits"}
+    computed = {"llm/hidden", "llm/hidden_cached", "llm/text_logits", "llm/function_logits"}
+    assert set(missed(folder)) == computed | {"checkpoint/model.safetensors"}
+
+
+def test_a_changed_checkpoint_file_is_named(folder: Path) -> None:
+    path = folder / "checkpoint" / "tokenizer_config.json"
+    path.write_text(path.read_text() + "\n")
+    (folder / "checkpoint" / "special_tokens_map.json").unlink()
+    assert missed(folder) == {
+        "checkpoint/tokenizer_config.json": "changed: its bytes are not the manifest's",
+        "checkpoint/special_tokens_map.json": "missing: the manifest lists it",
+    }
 
 
 def test_the_command_prints_a_table_and_exits_with_one(folder: Path) -> None:

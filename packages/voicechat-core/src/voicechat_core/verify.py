@@ -74,10 +74,10 @@ def verify(folder: Path) -> Report:
         GoldensError: when a part of the folder is missing or cannot be read.
         CheckpointError: when its checkpoint cannot be loaded.
     """
-    manifest = _read_manifest(folder)
+    manifest, checkpoint_files = _read_manifest(folder)
     goldens = _read_goldens(folder)
     model = load_model(folder / "checkpoint")
-    checks = list(_check_manifest(manifest, goldens))
+    checks = [*_check_files(folder / "checkpoint", checkpoint_files), *_check_manifest(manifest, goldens)]
     skipped: dict[str, str] = {}
     expected = {name.split("/")[0] for name in manifest} | set(goldens)
     for name in sorted(expected):
@@ -92,12 +92,12 @@ def verify(folder: Path) -> Report:
 # -------------------------------------------------------------------------------------------- reading
 
 
-def _read_manifest(folder: Path) -> dict[str, Any]:
-    """The manifest's entries by ``stage/tensor``."""
+def _read_manifest(folder: Path) -> tuple[dict[str, Any], dict[str, str]]:
+    """The manifest's entries by ``stage/tensor``, and the hashes of the checkpoint's files if it holds them."""
     path = folder / "manifest.json"
     try:
-        tensors = json.loads(path.read_text(encoding="utf-8"))["tensors"]
-        return {str(name): dict(entry) for name, entry in tensors.items()}
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+        return {str(k): dict(v) for k, v in manifest["tensors"].items()}, dict(manifest.get("files", {}))
     except FileNotFoundError as error:
         raise GoldensError(f"{folder}: no manifest.json; a goldens folder has checkpoint/, goldens/ and it") from error
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -114,6 +114,16 @@ def _read_goldens(folder: Path) -> dict[str, Arrays]:
         raise GoldensError(f"{folder / 'goldens'}: a file cannot be read: {error}") from error
 
 
+def _check_files(checkpoint: Path, hashes: dict[str, str]) -> Iterator[Check]:
+    """A miss for each file of the checkpoint that is not the one that the goldens were made with."""
+    for name, expected in sorted(hashes.items()):
+        path = checkpoint / name
+        found = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
+        if found != expected:
+            note = "missing: the manifest lists it" if found is None else "changed: its bytes are not the manifest's"
+            yield Check("checkpoint", name, False, note=note)
+
+
 def _check_manifest(manifest: dict[str, Any], goldens: dict[str, Arrays]) -> Iterator[Check]:
     """A miss for each tensor that is absent, or is not the one that the manifest was written for."""
     for name, entry in sorted(manifest.items()):
@@ -122,7 +132,7 @@ def _check_manifest(manifest: dict[str, Any], goldens: dict[str, Arrays]) -> Ite
         if found is None:
             yield Check(stage, tensor, False, note="missing: the manifest lists it")
         elif entry.get("sha256") not in (None, hashlib.sha256(found.tobytes()).hexdigest()):
-            yield Check(stage, tensor, False, note="changed: its bytes are not those of the manifest")
+            yield Check(stage, tensor, False, note="changed: its bytes are not the manifest's")
     for stage, tensors in sorted(goldens.items()):
         for tensor in sorted(tensors):
             if f"{stage}/{tensor}" not in manifest:
