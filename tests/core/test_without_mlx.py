@@ -1,5 +1,6 @@
 """What must work on a machine without MLX: importing the package, its errors, audio and text."""
 
+import os
 import subprocess
 import sys
 
@@ -41,3 +42,13 @@ def test_exported_names() -> None:
         assert getattr(voicechat_core, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         voicechat_core.nothing  # noqa: B018
+
+
+@pytest.mark.parametrize(("before", "after"), [(None, "0"), ("1", "1")])
+def test_float32_means_float32_unless_the_user_says_otherwise(before: str | None, after: str) -> None:
+    """MLX's CUDA backend reads this variable at its first product."""
+    environment = {key: value for key, value in os.environ.items() if key != "MLX_ENABLE_TF32"}
+    environment |= {} if before is None else {"MLX_ENABLE_TF32": before}
+    code = "import os, voicechat_core.voicechat; print(os.environ['MLX_ENABLE_TF32'])"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+    assert result.stdout.strip() == after

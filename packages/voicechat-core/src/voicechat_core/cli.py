@@ -69,11 +69,12 @@ def generate(
 ) -> None:
     """Answer a recording: print what was said and answered, write the spoken answer."""
     from voicechat_core.audio import check_writable, read_audio, write_wav
+    from voicechat_core.config import INPUT_SAMPLE_RATE
     from voicechat_core.progress import frame_progress
     from voicechat_core.voicechat import load
 
     check_writable(output_audio)  # before any work is done
-    samples = read_audio(audio, 16000)
+    samples = read_audio(audio, INPUT_SAMPLE_RATE)
     voicechat = load(model)
     with frame_progress() as progress:
         result = voicechat.generate(

@@ -27,6 +27,7 @@ __all__ = [
     "VoiceChatConfig",
 ]
 
+INPUT_SAMPLE_RATE = 16000  # hertz; what the mel front end was trained on
 PUBLISHED_PATTERN = "M-M-M-MM-M-M-M*-M-M-M*-M-M-M-M*-M-M-M-M*-M-MM-M-M-M-M-M-"
 
 
@@ -112,7 +113,7 @@ class TextConfig(_Part, frozen=True):
 class PreprocessorConfig(_Part, frozen=True):
     """``audio_config.preprocessor``: the log-mel front end. Windows in seconds."""
 
-    sample_rate: int = 16000
+    sample_rate: int = INPUT_SAMPLE_RATE
     normalize: str = "NA"
     window_size: float = 0.025
     window_stride: float = 0.01
@@ -126,7 +127,8 @@ class PreprocessorConfig(_Part, frozen=True):
     preemph: float = 0.97
 
     def __post_init__(self) -> None:
-        self.require(normalize="NA", window="hann", log=True, frame_splicing=1, pad_to=0, pad_value=0.0)
+        self.require(sample_rate=INPUT_SAMPLE_RATE, normalize="NA", window="hann", log=True)
+        self.require(frame_splicing=1, pad_to=0, pad_value=0.0)
 
     @property
     def window_samples(self) -> int:
@@ -343,7 +345,7 @@ class VoiceChatConfig(_Part, frozen=True):
     pad_token_id: int = 12
     silence_token_id: int = 11
     rnnt_blank_id: int = 1024
-    input_sample_rate: int = 16000
+    input_sample_rate: int = INPUT_SAMPLE_RATE
     output_sample_rate: int = 22050
     frame_duration: float = 0.08
     function_channel_weight: float = 2.0

@@ -10,6 +10,7 @@ import re
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -193,6 +194,7 @@ def _with_margin(check: Check, golden: Arrays, ours: dict[str, np.ndarray]) -> C
     return Check(check.stage, check.tensor, False, check.error, limit=0, note=f"from {list(first)} on{near}")
 
 
+@cache
 def _tolerances() -> dict[str, Any]:
     return tomllib.loads(files("voicechat_core").joinpath("tolerances.toml").read_text(encoding="utf-8"))
 

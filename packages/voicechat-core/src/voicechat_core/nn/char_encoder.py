@@ -53,6 +53,9 @@ class CharAttention(nn.Module):
         return self.o_proj(merge_heads(y.reshape(queries.shape)))
 
     def _rotate(self, x: mx.array) -> mx.array:
+        # Position 0 turns nothing; and MLX 0.32's CUDA kernel for one position refuses many rows of narrow heads.
+        if x.shape[2] == 1:
+            return x
         return mx.fast.rope(x, self.head_dim, traditional=False, base=None, scale=1.0, offset=0, freqs=self._periods)
 
 
