@@ -104,6 +104,7 @@ def test_file_with_bare_infinity(tmp_path: Path) -> None:
         ("text_config.num_key_value_heads", 7, ["num_attention_heads", "40", "7"]),
         ("text_config.n_groups", 0, ["n_groups", "0", "at least 1"]),
         ("tts_config.top_p", 1.5, ["top_p", "1.5"]),
+        ("tts_config.top_p", 1, ["top_p", "integer 1", "top-k"]),
         ("audio_config.encoder", {"subsampling": "striding"}, ["subsampling", "striding", "dw_striding"]),
         ("audio_config.encoder", {"conv_norm_type": "batch_norm"}, ["conv_norm_type", "batch_norm", "layer_norm"]),
         ("audio_config.encoder", {"self_attention_model": "abs_pos"}, ["self_attention_model", "abs_pos"]),

@@ -34,11 +34,13 @@ def normalised(data: dict[str, Any]) -> dict[str, Any]:
     What is of the wrong type stays as it is: the schema names it.
 
     Raises:
-        ConfigError: for a limit on Mamba's step sizes, which would change every hidden state.
+        ConfigError: for a limit on Mamba's step sizes, which would change every hidden state, and for a number that
+            NVIDIA's code would read as something else.
     """
     result: dict[str, Any] = _without_nulls(data)
     _normalise_pattern(_part(result, "text_config"))
     _check_time_step_limit(_part(result, "text_config").get("time_step_limit", NO_CLAMP))
+    _check_top_p(_part(result, "tts_config").get("top_p"))
     encoder = _part(_part(result, "audio_config"), "encoder")
     context = encoder.get("att_context_size")
     if isinstance(context, list) and len(context) == 1 and isinstance(context[0], list):
@@ -74,6 +76,12 @@ def _check_time_step_limit(limit: Any) -> None:
     bounds = [_untagged(bound) for bound in limit] if isinstance(limit, list) else limit
     if bounds != NO_CLAMP:
         raise ConfigError(f"text_config.time_step_limit is {bounds!r}; only {NO_CLAMP!r} is supported")
+
+
+def _check_top_p(top_p: Any) -> None:
+    """NVIDIA's key is "top p or k": there a float is a mass and an integer a count."""
+    if isinstance(top_p, int):
+        raise ConfigError(f"tts_config.top_p is the integer {top_p}, which stands for top-k; only a float is supported")
 
 
 def _untagged(bound: Any) -> Any:

@@ -148,8 +148,23 @@ def _code_margins(codec: Codec, latents: mx.array) -> mx.array:
 # -------------------------------------------------------------------------------------- speech decoder
 
 
+def _as_nvidia_runs_it(model: VoiceChatModel, levels: int) -> EarTTS:
+    """The model's decoder with its first ``levels`` quantizers, and both rows of the guidance pair.
+
+    With guidance off the second row counts for nothing and we do not run it; NVIDIA does, and goldens hold it. A
+    guidance of 1e-30 is none in float32.
+    """
+    full = model.networks.tts_model.tts_model
+    guidance = model.config.tts_config.guidance_scale or 1e-30
+    config = msgspec.structs.replace(model.config.tts_config, num_quantizers=levels, guidance_scale=guidance)
+    tts = EarTTS(config, model.config.text_config.vocab_size)
+    tts.load_weights(named_parameters(full), strict=False)
+    tts.rvq_embs = full.rvq_embs[:levels]
+    return tts
+
+
 def _tts(model: VoiceChatModel, t: Tensors) -> Tensors:
-    tts = model.networks.tts_model.tts_model
+    tts = _as_nvidia_runs_it(model, model.config.tts_config.num_quantizers)
     silence = model.networks.tts_model.codec_silence_tokens
     draws = RecordedNoise(t["iso_noise_u"], t["iso_noise_z"], model.config.tts_config).frame(0, 0)
     return _speech_decoder(model, tts, silence, t) | {
@@ -214,11 +229,7 @@ def _rvq_codes(tts: EarTTS, latents: mx.array) -> mx.array:
 def _tts_first_levels(model: VoiceChatModel, t: Tensors) -> Tensors:
     """The same weights with fewer quantizers: what shows that the fusion divides by 31 whatever their number."""
     levels = t["step_prev_codes"].shape[-1]
-    full = model.networks.tts_model.tts_model
-    config = msgspec.structs.replace(model.config.tts_config, num_quantizers=levels)
-    tts = EarTTS(config, model.config.text_config.vocab_size)
-    tts.load_weights(named_parameters(full), strict=False)
-    tts.rvq_embs = full.rvq_embs[:levels]
+    tts = _as_nvidia_runs_it(model, levels)
     return _speech_decoder(model, tts, model.networks.tts_model.codec_silence_tokens[:levels], t)
 
 
