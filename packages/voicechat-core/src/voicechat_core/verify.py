@@ -185,13 +185,17 @@ def compare(stage: str, tensor: str, ours: np.ndarray, golden: np.ndarray, limit
 
 
 def _with_margin(check: Check, golden: Arrays, ours: dict[str, np.ndarray]) -> Check:
-    """For ids or codes that differ: where that begins, and how near a tie NVIDIA's choice was there."""
-    margin = golden.get(MARGINS.get(check.tensor, ""))
-    if check.passed or check.note or check.tensor not in MARGINS:
+    """For ids or codes that differ: where that begins, and how near a tie the choice was there."""
+    name = MARGINS.get(check.tensor)
+    if check.passed or check.note or name is None:
         return check
     first = tuple(int(i) for i in np.argwhere(ours[check.tensor] != golden[check.tensor])[0])
-    near = "" if margin is None else f", where NVIDIA's choice is ahead by {margin[first]:.2g}"
-    return Check(check.stage, check.tensor, False, check.error, limit=0, note=f"from {list(first)} on{near}")
+    note = f"from {list(first)} on"
+    for whose, margins in (("NVIDIA's", golden.get(name)), ("our", ours.get(name))):
+        if margins is not None:
+            note += f", where {whose} choice is ahead by {margins[first]:.2g}"
+            break
+    return Check(check.stage, check.tensor, False, check.error, limit=0, note=note)
 
 
 @cache

@@ -5,7 +5,7 @@ NVIDIA's but no standard for us, with the reason.
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import mlx.core as mx
@@ -14,11 +14,9 @@ import numpy as np
 
 from voicechat_core.model import VoiceChatModel
 from voicechat_core.nn import state as states
-from voicechat_core.nn.codec import Codec
-from voicechat_core.nn.ear_tts import EarTTS, EarTtsState
+from voicechat_core.nn.ear_tts import Drawn, EarTTS, EarTtsState
 from voicechat_core.nn.rnnt import greedy_decode
-from voicechat_core.nn.rvq import squared_distances
-from voicechat_core.nn.sampler import quantize, square_norms
+from voicechat_core.nn.sampler import Draws, quantize, square_norms
 from voicechat_core.nn.subsampling import encoded_length
 from voicechat_core.noise import RecordedNoise
 from voicechat_core.offline import Timeline, run_timeline, speech
@@ -124,7 +122,7 @@ def _codec(model: VoiceChatModel, t: Tensors) -> Tensors:
     return {
         "latents": latents,
         "codes": codec.quantize(latents),
-        "code_margin": _code_margins(codec, latents),
+        "code_margin": _code_margins(codec.prvq.mus_list, latents),
         "dequantized": codec.dequantize(codes),
         "decoded": codec.decode(codes)[:, None],
         "decoded_len": _int(codes.shape[1] * frame),
@@ -135,13 +133,13 @@ def _codec(model: VoiceChatModel, t: Tensors) -> Tensors:
     }
 
 
-def _code_margins(codec: Codec, latents: mx.array) -> mx.array:
-    """At each level how much nearer the nearest centre is than the next: ``[B, T, Q]``."""
+def _code_margins(tables: Sequence[mx.array] | mx.array, latents: mx.array) -> mx.array:
+    """At each level ``[K, L]`` how much nearer the nearest vector is than the next: ``[B, T, levels]``."""
     residual, margins = latents, []
-    for centres in codec.prvq.mus_list:
-        distances = squared_distances(residual, centres)
-        margins.append(_margin(-distances))
-        residual = residual - centres[mx.argmin(distances, axis=-1)]
+    for vectors in tables:
+        nearness = 2 * (residual @ vectors.T) - mx.square(vectors).sum(axis=-1)
+        margins.append(_margin(nearness))
+        residual = residual - vectors[mx.argmax(nearness, axis=-1)]
     return mx.stack(margins, axis=-1)
 
 
@@ -204,20 +202,35 @@ def _conditions(model: VoiceChatModel, tts: EarTTS, ids: mx.array, mask: mx.arra
 def _speech_steps(model: VoiceChatModel, tts: EarTTS, state: EarTtsState, t: Tensors) -> Tensors:
     noise = RecordedNoise(t["noise_u"], t["noise_z"], tts.config)
     conditions, before = _conditions(model, tts, t["step_ids"]), t["step_prev_codes"]
-    collected: dict[str, list[mx.array]] = {name: [] for name in ("step_fused", "step_hidden", "step_codes")}
-    means, log_stds = [], []
+    steps: dict[str, list[mx.array]] = {}
     for index in range(t["step_ids"].shape[1]):
         audio, condition = tts.embed_codes(before[:, index : index + 1]), conditions[:, index : index + 1]
         hidden, state = tts.advance(audio, condition, state)
-        drawn = tts.draw(hidden, noise.frame(index, index))
-        collected["step_fused"].append(tts.fuse(audio, condition))
-        collected["step_hidden"].append(hidden)
-        collected["step_codes"].append(drawn.codes)
-        means.append(mx.stack(drawn.means))
-        log_stds.append(mx.stack(drawn.log_stds))
-        mx.eval(drawn.codes, means[-1], log_stds[-1], hidden)
-    joined = {name: mx.concatenate(parts, axis=1) for name, parts in collected.items()}
-    return joined | {"mog_mu": mx.stack(means), "mog_logs": mx.stack(log_stds)}
+        draws = noise.frame(index, index)
+        drawn = tts.draw(hidden, draws)
+        results = {
+            "step_fused": tts.fuse(audio, condition),
+            "step_hidden": hidden,
+            "step_codes": drawn.codes,
+            "step_code_margin": _drawn_margins(tts, drawn, draws),
+            "mog_mu": mx.stack(drawn.means),
+            "mog_logs": mx.stack(drawn.log_stds),
+        }
+        mx.eval(results)
+        for name, value in results.items():
+            steps.setdefault(name, []).append(value)
+    # The mixture's tensors are [steps, passes, ...], the others have the steps as their time axis.
+    return {n: mx.stack(v) if n.startswith("mog_") else mx.concatenate(v, axis=1) for n, v in steps.items()}
+
+
+def _drawn_margins(tts: EarTTS, drawn: Drawn, draws: Draws) -> mx.array:
+    """The margins ``[1, 1, Q]`` of one step's codes: each pass quantizes its own latent with its own levels."""
+    margins, tables = [], tts.rvq_embs.astype(mx.float32)
+    passes = zip(tts.passes, drawn.means, drawn.log_stds, draws[1], strict=True)
+    for (start, count), mean, log_std, normals in passes:
+        latent = mean + mx.exp(log_std) * normals * tts.config.noise_scale
+        margins.append(_code_margins(tables[start : start + count], latent))
+    return mx.concatenate(margins, axis=-1)
 
 
 def _rvq_codes(tts: EarTTS, latents: mx.array) -> mx.array:
@@ -310,14 +323,14 @@ STAGES = (
             "subword_ids", "subword_mask2", "init_code", "step_ids", "step_prev_codes", "noise_u", "noise_z",
             "iso_hidden", "iso_noise_u", "iso_noise_z", "rvq_z",
         ),
-        skipped={"init_audio_mask|init_non_prompt_mask": MASKS, "step_code_margin": MARGIN},
+        skipped={"init_audio_mask|init_non_prompt_mask": MASKS},
     ),
     Stage(
         key="tts",
         files="tts_q[0-9]+",
         run=_tts_first_levels,
         inputs=("init_code", "step_ids", "step_prev_codes", "noise_u", "noise_z"),
-        skipped={"init_audio_mask|init_non_prompt_mask": MASKS, "step_code_margin": MARGIN},
+        skipped={"init_audio_mask|init_non_prompt_mask": MASKS},
     ),
     Stage(
         key="e2e",
