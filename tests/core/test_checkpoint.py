@@ -226,6 +226,15 @@ def test_flags_must_be_the_tokenizers(broken: Path) -> None:
     assert "special_flags[1] is 0 but the tokenizer gives 1" in message(broken)
 
 
+@pytest.mark.parametrize(("module", "last"), [("subword_flag_emb", 0), ("bos_eos_emb", 1)])
+def test_the_flags_last_ids_follow_the_vocabulary(broken: Path, module: str, last: int) -> None:
+    name = f"tts_model.tts_model.embed_subword.{module}.pad_tensor"
+    size = json.loads((broken / "config.json").read_text())["text_config"]["vocab_size"]
+    rewrite(broken, lambda tensors: tensors.update({name: mx.array(size + 7)}))
+    text = message(broken)
+    assert f"embed_subword.{module}.pad_tensor is {size + 7}; vocab_size makes it {size - last}" in text
+
+
 def test_vocabulary_sizes_that_disagree(broken: Path) -> None:
     config = json.loads((broken / "config.json").read_text())
     size = config["text_config"]["vocab_size"]

@@ -64,6 +64,11 @@ def test_spellings_of_the_same_config(path: str, value: object) -> None:
     assert VoiceChatConfig.from_dict(changed(path, value)) == VoiceChatConfig.from_dict(RELEASE)
 
 
+def test_the_character_encoders_rope_by_its_other_name() -> None:
+    config = VoiceChatConfig.from_dict(changed("tts_config.character_encoder", {"rope_theta": 100.0}))
+    assert config.tts_config.character_encoder.rope_base == 100
+
+
 def test_file_with_bare_infinity(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text(json.dumps(changed("text_config.time_step_limit", [0.0, float("inf")])))
@@ -104,6 +109,9 @@ def test_file_with_bare_infinity(tmp_path: Path) -> None:
         ("text_config.num_key_value_heads", 7, ["num_attention_heads", "40", "7"]),
         ("text_config.n_groups", 0, ["n_groups", "0", "at least 1"]),
         ("tts_config.top_p", 1.5, ["top_p", "1.5"]),
+        ("tts_config.sliding_window", 1, ["sliding_window", "1", "at least 2"]),
+        ("codec_config.n_fft", 8, ["n_fft", "8", "hop_length", "4"]),
+        ("codec_config.n_fft", 18, ["n_fft", "18", "hop_length", "4"]),
         ("tts_config.top_p", 1, ["top_p", "integer 1", "top-k"]),
         ("audio_config.encoder", {"subsampling": "striding"}, ["subsampling", "striding", "dw_striding"]),
         ("audio_config.encoder", {"conv_norm_type": "batch_norm"}, ["conv_norm_type", "batch_norm", "layer_norm"]),

@@ -281,12 +281,13 @@ class TtsConfig(_Part, frozen=True):
     def __post_init__(self) -> None:
         self.require(disable_eos_prediction=True, use_gated_fusion_for_text_audio=True, use_subword_flag_emb=True)
         self.require(use_bos_eos_emb=True, use_audio_prompt_frozen_projection=True)
-        self.require_positive(
-            "num_hidden_layers", "sliding_window", "num_quantizers", "codebook_size", "num_iterations"
-        )
+        self.require_positive("num_hidden_layers", "num_quantizers", "codebook_size", "num_iterations")
         require_equal(
             "character_encoder.hidden_size", self.character_encoder.hidden_size, "hidden_size", self.hidden_size
         )
+        if self.sliding_window < 2:
+            # NVIDIA's cache keeps everything at 1, its scan nothing: there is no behaviour to follow.
+            raise ConfigError(f"sliding_window is {self.sliding_window}; at least 2 is needed")
         if not 0 < self.top_p <= 1:
             raise ConfigError(f"top_p is {self.top_p!r}; it must lie in (0, 1]")
         if self.guidance_scale < 0:
@@ -317,6 +318,10 @@ class CodecConfig(_Part, frozen=True):
             "number of channel_multipliers", len(self.channel_multipliers),
             "number of downsample_rates", len(self.downsample_rates),
         )  # fmt: skip
+        self.require_positive("n_fft", "hop_length")
+        if self.n_fft % self.hop_length or self.n_fft < 3 * self.hop_length:
+            # From three columns on, squared Hann windows overlap to a constant.
+            raise ConfigError(f"n_fft is {self.n_fft}, not a multiple of hop_length {self.hop_length} by 3 or more")
 
     @property
     def columns_per_frame(self) -> int:

@@ -40,6 +40,9 @@ def normalised(data: dict[str, Any]) -> dict[str, Any]:
     result: dict[str, Any] = _without_nulls(data)
     _normalise_pattern(_part(result, "text_config"))
     _check_time_step_limit(_part(result, "text_config").get("time_step_limit", NO_CLAMP))
+    characters = _part(_part(result, "tts_config"), "character_encoder")
+    if "rope_theta" in characters:  # transformers' name for it
+        characters.setdefault("rope_base", characters["rope_theta"])
     _check_top_p(_part(result, "tts_config").get("top_p"))
     encoder = _part(_part(result, "audio_config"), "encoder")
     context = encoder.get("att_context_size")

@@ -4,8 +4,6 @@ Integers must be equal. Floats may differ by a tolerance that tolerances.toml st
 golden's largest value. Every tensor of the folder must also be what its manifest says it is.
 """
 
-import hashlib
-import json
 import re
 import tomllib
 from collections.abc import Iterator
@@ -19,17 +17,14 @@ import mlx.core as mx
 import numpy as np
 from rich.console import Console
 from rich.table import Table
-from safetensors import SafetensorError
-from safetensors.numpy import load_file
 
 from voicechat_core.checkpoint import load_model
-from voicechat_core.errors import GoldensError, VoiceChatError
+from voicechat_core.errors import VoiceChatError
+from voicechat_core.goldens import Arrays, Goldens
 from voicechat_core.model import VoiceChatModel
 from voicechat_core.verify_stages import STAGES, Stage
 
 __all__ = ["Check", "Report", "compare", "print_report", "tolerance", "verify"]
-
-Arrays = dict[str, np.ndarray[Any, Any]]
 
 # Choices, and how far NVIDIA's were from being others: the gap between the best two candidates.
 MARGINS = {
@@ -56,11 +51,12 @@ class Check:
 
 @dataclass(frozen=True)
 class Report:
-    """Every check of one folder, and the tensors that are not compared, with the reason."""
+    """Every check of one folder, the tensors that are not compared, with the reason, and the stages that it lacks."""
 
     folder: Path
     checks: list[Check]
     skipped: dict[str, str]
+    absent: list[str]
 
     @property
     def passed(self) -> bool:
@@ -75,98 +71,60 @@ def verify(folder: Path) -> Report:
         GoldensError: when a part of the folder is missing or cannot be read.
         CheckpointError: when its checkpoint cannot be loaded.
     """
-    manifest, checkpoint_files = _read_manifest(folder)
-    goldens = _read_goldens(folder)
-    model = load_model(folder / "checkpoint")
-    checks = [*_check_files(folder / "checkpoint", checkpoint_files), *_check_manifest(manifest, goldens)]
+    goldens = Goldens.read(folder)
+    model = load_model(goldens.checkpoint)
+    checks = [Check(fault.stage, fault.tensor, False, note=fault.note) for fault in goldens.faults()]
     skipped: dict[str, str] = {}
-    expected = {name.split("/")[0] for name in manifest} | set(goldens)
-    for name in sorted(expected):
-        stage = next((s for s in STAGES if re.fullmatch(s.files, name)), None)
+    for name in goldens.stages:
+        stage = next((stage for stage in STAGES if re.fullmatch(stage.files, name)), None)
         if stage is None:
             skipped[name] = "a stage that this version does not know"
-        elif name in goldens:
+        else:
             checks += _check_stage(model, stage, name, goldens, skipped)
-    return Report(folder, checks, skipped)
-
-
-# -------------------------------------------------------------------------------------------- reading
-
-
-def _read_manifest(folder: Path) -> tuple[dict[str, Any], dict[str, str]]:
-    """The manifest's entries by ``stage/tensor``, and the hashes of the checkpoint's files if it holds them."""
-    path = folder / "manifest.json"
-    try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
-        return {str(k): dict(v) for k, v in manifest["tensors"].items()}, dict(manifest.get("files", {}))
-    except FileNotFoundError as error:
-        raise GoldensError(f"{folder}: no manifest.json; a goldens folder has checkpoint/, goldens/ and it") from error
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise GoldensError(f"{path}: not a manifest with tensors: {error!r}") from error
-
-
-def _read_goldens(folder: Path) -> dict[str, Arrays]:
-    paths = sorted((folder / "goldens").glob("*.safetensors"))
-    if not paths:
-        raise GoldensError(f"{folder / 'goldens'}: no safetensors files")
-    try:
-        return {path.stem: load_file(path) for path in paths}
-    except (OSError, ValueError, SafetensorError) as error:
-        raise GoldensError(f"{folder / 'goldens'}: a file cannot be read: {error}") from error
-
-
-def _check_files(checkpoint: Path, hashes: dict[str, str]) -> Iterator[Check]:
-    """A miss for each file of the checkpoint that is not the one that the goldens were made with."""
-    for name, expected in sorted(hashes.items()):
-        path = checkpoint / name
-        found = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
-        if found != expected:
-            note = "missing: the manifest lists it" if found is None else "changed: its bytes are not the manifest's"
-            yield Check("checkpoint", name, False, note=note)
-
-
-def _check_manifest(manifest: dict[str, Any], goldens: dict[str, Arrays]) -> Iterator[Check]:
-    """A miss for each tensor that is absent, or is not the one that the manifest was written for."""
-    for name, entry in sorted(manifest.items()):
-        stage, tensor = name.split("/", 1)
-        found = goldens.get(stage, {}).get(tensor)
-        if found is None:
-            yield Check(stage, tensor, False, note="missing: the manifest lists it")
-        elif entry.get("sha256") not in (None, hashlib.sha256(found.tobytes()).hexdigest()):
-            yield Check(stage, tensor, False, note="changed: its bytes are not the manifest's")
-    for stage, tensors in sorted(goldens.items()):
-        for tensor in sorted(tensors):
-            if f"{stage}/{tensor}" not in manifest:
-                yield Check(stage, tensor, False, note="left over: the manifest does not list it")
+    absent = [stage.files for stage in STAGES if not any(re.fullmatch(stage.files, name) for name in goldens.stages)]
+    return Report(folder, checks, skipped, absent)
 
 
 # ------------------------------------------------------------------------------------------ comparing
 
 
 def _check_stage(
-    model: VoiceChatModel, stage: Stage, name: str, goldens: dict[str, Arrays], skipped: dict[str, str]
+    model: VoiceChatModel, stage: Stage, name: str, goldens: Goldens, skipped: dict[str, str]
 ) -> list[Check]:
-    golden = dict(goldens[name])
-    inputs = {key: golden.get(key) for key in stage.inputs}
-    inputs |= {key: goldens.get(file, {}).get(key) for key, file in stage.borrowed.items()}
-    lost = [key for key, value in inputs.items() if value is None]
-    if lost:
-        return [Check(name, key, False, note="missing: the stage cannot be computed without it") for key in lost]
+    golden = goldens.stages[name]
+    borrowed = {key: goldens.stages.get(file, {}).get(key) for key, file in stage.borrowed.items()}
+    inputs = {key: golden.get(key) for key in stage.inputs} | borrowed
+    faults = [Check(name, key, False, note=note) for key, note in _input_faults(model, stage, inputs)]
+    if faults:
+        return faults
     given = {key: mx.array(value) for key, value in (golden | inputs).items() if value is not None}
     try:
         ours = {key: np.array(value) for key, value in stage.run(model, given).items()}
-    except (VoiceChatError, ValueError, IndexError, KeyError) as error:
+    except (VoiceChatError, ValueError, IndexError, KeyError, TypeError) as error:
         return [Check(name, "*", False, note=f"cannot be computed: {type(error).__name__}: {error}")]
     checks = []
     for tensor, value in golden.items():
-        if tensor in stage.inputs:
-            continue
         reason = stage.reason_to_skip(tensor) or ("" if tensor in ours else "unknown to this version")
-        if reason:
-            skipped[f"{name}/{tensor}"] = reason
-        else:
+        if tensor in ours and not reason:
             checks.append(compare(name, tensor, ours[tensor], value, tolerance(stage.key, tensor)))
+        elif tensor not in stage.inputs:
+            skipped[f"{name}/{tensor}"] = reason
     return [_with_margin(check, golden, ours) for check in checks]
+
+
+def _input_faults(
+    model: VoiceChatModel, stage: Stage, inputs: dict[str, np.ndarray | None]
+) -> Iterator[tuple[str, str]]:
+    """Inputs that a stage cannot be computed from; an id out of range would read outside the tables."""
+    for key, value in inputs.items():
+        if value is None:
+            yield key, "missing: the stage cannot be computed without it"
+        elif np.issubdtype(value.dtype, np.floating) and not np.isfinite(value).all():
+            yield key, "not finite: nothing can be computed from it"
+        elif key in stage.ids:
+            highest = stage.ids[key](model.config)
+            if value.size and not 0 <= value.min() <= value.max() <= highest:
+                yield key, f"ids {value.min()} to {value.max()}; they must lie in 0 to {highest}"
 
 
 def compare(stage: str, tensor: str, ours: np.ndarray, golden: np.ndarray, limit: float) -> Check:
@@ -174,7 +132,10 @@ def compare(stage: str, tensor: str, ours: np.ndarray, golden: np.ndarray, limit
     if ours.shape != golden.shape:
         note = f"shape {list(ours.shape)} here, {list(golden.shape)} in the golden"
         return Check(stage, tensor, False, note=note)
-    if not np.issubdtype(golden.dtype, np.floating):
+    exact = not np.issubdtype(golden.dtype, np.floating)
+    if exact == np.issubdtype(ours.dtype, np.floating):
+        return Check(stage, tensor, False, note=f"{ours.dtype} numbers here, {golden.dtype} in the golden")
+    if exact:
         wrong = int(np.count_nonzero(ours.astype(np.int64) != golden.astype(np.int64)))
         return Check(stage, tensor, wrong == 0, error=wrong, limit=0)
     error = float(np.max(np.abs(ours.astype(np.float64) - golden.astype(np.float64)), initial=0.0))
@@ -228,8 +189,12 @@ def print_report(report: Report) -> None:
     for reason in sorted(set(report.skipped.values())):
         names = [name for name, why in report.skipped.items() if why == reason]
         console.print(f"not compared: {', '.join(sorted(names))} ({reason})", markup=False)
+    if report.absent:
+        console.print(f"not in this folder: {', '.join(report.absent)}", markup=False)
     missed = [f"{check.stage}/{check.tensor}" for check in report.checks if not check.passed]
-    verdict = f"MISSED {len(missed)}: {', '.join(missed)}" if missed else "all within their limits"
+    verdict = "all within their limits" if report.checks else "nothing to check"
+    if missed:
+        verdict = f"MISSED {len(missed)}: {', '.join(missed)}"
     console.print(f"{len(report.checks)} checks: {verdict}", markup=False)
 
 

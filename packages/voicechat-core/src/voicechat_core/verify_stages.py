@@ -12,6 +12,7 @@ import mlx.core as mx
 import msgspec
 import numpy as np
 
+from voicechat_core.config import VoiceChatConfig
 from voicechat_core.model import VoiceChatModel
 from voicechat_core.nn import state as states
 from voicechat_core.nn.ear_tts import Drawn, EarTTS, EarTtsState
@@ -25,6 +26,7 @@ from voicechat_core.weights import named_parameters
 __all__ = ["STAGES", "Stage", "Tensors"]
 
 Tensors = dict[str, mx.array]
+Highest = Callable[[VoiceChatConfig], int]
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,7 @@ class Stage:
     files: str
     run: Callable[[VoiceChatModel, Tensors], Tensors]
     inputs: tuple[str, ...]
+    ids: dict[str, Highest] = field(default_factory=dict)  # the highest id that an integer input may hold
     borrowed: dict[str, str] = field(default_factory=dict)  # inputs that stand in another golden file
     skipped: dict[str, str] = field(default_factory=dict)
 
@@ -100,6 +103,7 @@ def _llm(model: VoiceChatModel, t: Tensors) -> Tensors:
     layers = {f"layer{i}": x for i, x in enumerate(stt.llm.layer_outputs(inputs))}
     return layers | {
         "hidden": hidden,
+        "hidden_dtmin_0.0": hidden,
         "text_logits": stt.lm_head(hidden),
         "function_logits": stt.function_head(hidden),
         "hidden_cached": mx.concatenate(steps, axis=1),
@@ -207,7 +211,8 @@ def _speech_steps(model: VoiceChatModel, tts: EarTTS, state: EarTtsState, t: Ten
         audio, condition = tts.embed_codes(before[:, index : index + 1]), conditions[:, index : index + 1]
         hidden, state = tts.advance(audio, condition, state)
         draws = noise.frame(index, index)
-        drawn = tts.draw(hidden, draws)
+        # From NVIDIA's hidden state, which ours is compared with: else its rounding alone could tip a code.
+        drawn = tts.draw(t["step_hidden"][:, index : index + 1], draws)
         results = {
             "step_fused": tts.fuse(audio, condition),
             "step_hidden": hidden,
@@ -304,6 +309,12 @@ CLAMP = "with the step sizes clamped as the transformers fallback does; the mode
 MASKS = "masks of the training code without a counterpart here"
 MARGIN = "how far NVIDIA's codes are from a tie: said where one of ours differs"
 
+TEXT: Highest = lambda config: config.text_config.vocab_size - 1  # noqa: E731
+NO_TEXT: Highest = lambda config: config.text_config.vocab_size  # noqa: E731
+LABELS: Highest = lambda config: config.rnnt_blank_id  # noqa: E731
+CODES: Highest = lambda config: config.codec_config.codebook_size - 1  # noqa: E731
+NO_CODES: Highest = lambda config: config.codec_config.codebook_size  # noqa: E731
+
 STAGES = (
     Stage(
         key="perception",
@@ -312,24 +323,33 @@ STAGES = (
         inputs=("wav",),
         skipped={"stream_.*|cache_last_.*": STREAM},
     ),
-    Stage(key="rnnt", files="rnnt", run=_rnnt, inputs=("targets",), borrowed={"encoded": "perception_exact"}),
-    Stage(key="llm", files="llm", run=_llm, inputs=("inputs_embeds",), skipped={"hidden_dtmin_.*": CLAMP}),
-    Stage(key="codec", files="codec", run=_codec, inputs=("wav", "decode_codes")),
+    Stage(
+        key="rnnt",
+        files="rnnt",
+        run=_rnnt,
+        inputs=("targets",),
+        ids={"targets": LABELS},
+        borrowed={"encoded": "perception_exact"},
+    ),
+    Stage(key="llm", files="llm", run=_llm, inputs=("inputs_embeds",), skipped={r"hidden_dtmin_(?!0\.0$).*": CLAMP}),
+    Stage(key="codec", files="codec", run=_codec, inputs=("wav", "decode_codes"), ids={"decode_codes": CODES}),
     Stage(
         key="tts",
         files="tts",
         run=_tts,
         inputs=(
             "subword_ids", "subword_mask2", "init_code", "step_ids", "step_prev_codes", "noise_u", "noise_z",
-            "iso_hidden", "iso_noise_u", "iso_noise_z", "rvq_z",
+            "iso_hidden", "iso_noise_u", "iso_noise_z", "rvq_z", "step_hidden",
         ),
+        ids={"subword_ids": NO_TEXT, "step_ids": NO_TEXT, "init_code": NO_CODES, "step_prev_codes": NO_CODES},
         skipped={"init_audio_mask|init_non_prompt_mask": MASKS},
     ),
     Stage(
         key="tts",
         files="tts_q[0-9]+",
         run=_tts_first_levels,
-        inputs=("init_code", "step_ids", "step_prev_codes", "noise_u", "noise_z"),
+        inputs=("init_code", "step_ids", "step_prev_codes", "noise_u", "noise_z", "step_hidden"),
+        ids={"step_ids": NO_TEXT, "init_code": NO_CODES, "step_prev_codes": NO_CODES},
         skipped={"init_audio_mask|init_non_prompt_mask": MASKS},
     ),
     Stage(
@@ -337,6 +357,7 @@ STAGES = (
         files="e2e_.*",
         run=_end_to_end,
         inputs=("wav", "prompt_ids", "noise_u", "noise_z"),
+        ids={"prompt_ids": TEXT},
         skipped={"code_margin_from_t1": MARGIN},
     ),
 )  # fmt: skip

@@ -189,6 +189,14 @@ class CharAwareSubwordEncoder(nn.Module):
         Raises:
             CheckpointError: naming the buffer, the first id that differs and both values.
         """
+        # A larger one would let an id read beyond the flags.
+        for name, module, last in (
+            ("subword_flag_emb", self.subword_flag_emb, 0),
+            ("bos_eos_emb", self.bos_eos_emb, 1),
+        ):
+            found, end = int(np.array(module.pad_tensor)), self.vocab_size - last
+            if found != end:
+                raise CheckpointError(f"embed_subword.{name}.pad_tensor is {found}; vocab_size makes it {end}")
         stored = {
             "subword_flag_emb.is_continuation": (self.subword_flag_emb.is_continuation, chars.is_continuation),
             "bos_eos_emb.special_flags": (self.bos_eos_emb.special_flags, chars.special_flags),
