@@ -22,7 +22,7 @@ from voicechat_core.checkpoint import load_model
 from voicechat_core.errors import VoiceChatError
 from voicechat_core.goldens import Arrays, Goldens
 from voicechat_core.model import VoiceChatModel
-from voicechat_core.verify_stages import STAGES, Stage
+from voicechat_core.verify_stages import HIGHEST, STAGES, Stage
 
 __all__ = ["Check", "Report", "compare", "print_report", "tolerance", "verify"]
 
@@ -122,7 +122,7 @@ def _input_faults(
         elif np.issubdtype(value.dtype, np.floating) and not np.isfinite(value).all():
             yield key, "not finite: nothing can be computed from it"
         elif key in stage.ids:
-            highest = stage.ids[key](model.config)
+            highest = HIGHEST[stage.ids[key]](model.config)
             if value.size and not 0 <= value.min() <= value.max() <= highest:
                 yield key, f"ids {value.min()} to {value.max()}; they must lie in 0 to {highest}"
 

@@ -23,10 +23,18 @@ from voicechat_core.noise import RecordedNoise
 from voicechat_core.offline import Timeline, run_timeline, speech
 from voicechat_core.weights import named_parameters
 
-__all__ = ["STAGES", "Stage", "Tensors"]
+__all__ = ["HIGHEST", "STAGES", "Stage", "Tensors"]
 
 Tensors = dict[str, mx.array]
-Highest = Callable[[VoiceChatConfig], int]
+
+# The highest id of each kind that a stage can look up; the second of a pair stands for "none".
+HIGHEST: dict[str, Callable[[VoiceChatConfig], int]] = {
+    "text": lambda config: config.text_config.vocab_size - 1,
+    "text or none": lambda config: config.text_config.vocab_size,
+    "label": lambda config: config.rnnt_blank_id,
+    "code": lambda config: config.codec_config.codebook_size - 1,
+    "code or none": lambda config: config.codec_config.codebook_size,
+}
 
 
 @dataclass(frozen=True)
@@ -37,7 +45,7 @@ class Stage:
     files: str
     run: Callable[[VoiceChatModel, Tensors], Tensors]
     inputs: tuple[str, ...]
-    ids: dict[str, Highest] = field(default_factory=dict)  # the highest id that an integer input may hold
+    ids: dict[str, str] = field(default_factory=dict)  # integer inputs and their kind in ``HIGHEST``
     borrowed: dict[str, str] = field(default_factory=dict)  # inputs that stand in another golden file
     skipped: dict[str, str] = field(default_factory=dict)
 
@@ -309,11 +317,7 @@ CLAMP = "with the step sizes clamped as the transformers fallback does; the mode
 MASKS = "masks of the training code without a counterpart here"
 MARGIN = "how far NVIDIA's codes are from a tie: said where one of ours differs"
 
-TEXT: Highest = lambda config: config.text_config.vocab_size - 1  # noqa: E731
-NO_TEXT: Highest = lambda config: config.text_config.vocab_size  # noqa: E731
-LABELS: Highest = lambda config: config.rnnt_blank_id  # noqa: E731
-CODES: Highest = lambda config: config.codec_config.codebook_size - 1  # noqa: E731
-NO_CODES: Highest = lambda config: config.codec_config.codebook_size  # noqa: E731
+STEP_IDS = {"step_ids": "text or none", "init_code": "code or none", "step_prev_codes": "code or none"}
 
 STAGES = (
     Stage(
@@ -328,11 +332,11 @@ STAGES = (
         files="rnnt",
         run=_rnnt,
         inputs=("targets",),
-        ids={"targets": LABELS},
+        ids={"targets": "label"},
         borrowed={"encoded": "perception_exact"},
     ),
     Stage(key="llm", files="llm", run=_llm, inputs=("inputs_embeds",), skipped={r"hidden_dtmin_(?!0\.0$).*": CLAMP}),
-    Stage(key="codec", files="codec", run=_codec, inputs=("wav", "decode_codes"), ids={"decode_codes": CODES}),
+    Stage(key="codec", files="codec", run=_codec, inputs=("wav", "decode_codes"), ids={"decode_codes": "code"}),
     Stage(
         key="tts",
         files="tts",
@@ -341,7 +345,7 @@ STAGES = (
             "subword_ids", "subword_mask2", "init_code", "step_ids", "step_prev_codes", "noise_u", "noise_z",
             "iso_hidden", "iso_noise_u", "iso_noise_z", "rvq_z", "step_hidden",
         ),
-        ids={"subword_ids": NO_TEXT, "step_ids": NO_TEXT, "init_code": NO_CODES, "step_prev_codes": NO_CODES},
+        ids={"subword_ids": "text or none", **STEP_IDS},
         skipped={"init_audio_mask|init_non_prompt_mask": MASKS},
     ),
     Stage(
@@ -349,7 +353,7 @@ STAGES = (
         files="tts_q[0-9]+",
         run=_tts_first_levels,
         inputs=("init_code", "step_ids", "step_prev_codes", "noise_u", "noise_z", "step_hidden"),
-        ids={"step_ids": NO_TEXT, "init_code": NO_CODES, "step_prev_codes": NO_CODES},
+        ids=STEP_IDS,
         skipped={"init_audio_mask|init_non_prompt_mask": MASKS},
     ),
     Stage(
@@ -357,7 +361,7 @@ STAGES = (
         files="e2e_.*",
         run=_end_to_end,
         inputs=("wav", "prompt_ids", "noise_u", "noise_z"),
-        ids={"prompt_ids": TEXT},
+        ids={"prompt_ids": "text"},
         skipped={"code_margin_from_t1": MARGIN},
     ),
 )  # fmt: skip
