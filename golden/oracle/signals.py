@@ -11,7 +11,8 @@ def speech_like(n_samples: int, rate_hz: int, rng: np.random.Generator) -> torch
     phase = 2 * np.pi * np.cumsum(pitch_hz) / rate_hz
     voice = sum(rng.uniform(0.2, 1) / k * np.sin(k * phase + rng.uniform(0, 6)) for k in range(1, 25))
     voice *= np.clip(np.sin(2 * np.pi * 1.3 * t + rng.uniform(0, 6)) + 0.3, 0, 1)
-    sound = 0.35 * voice / np.abs(voice).max() + 0.003 * rng.standard_normal(n_samples)
+    loudest = np.abs(voice).max() or 1.0  # a short clip may fall into a pause altogether
+    sound = 0.35 * voice / loudest + 0.003 * rng.standard_normal(n_samples)
     return torch.from_numpy(sound.astype(np.float32))[None]
 
 
