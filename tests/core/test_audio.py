@@ -414,3 +414,18 @@ def test_what_is_not_writable(function, tmp_path: Path, monkeypatch: pytest.Monk
         function(file)
     monkeypatch.undo()
     assert file.read_bytes() == b"old"
+
+
+def test_a_rate_too_low_to_be_sound_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "slow.wav"
+    soundfile.write(path, np.zeros(100, np.float32), 999)
+    with pytest.raises(AudioError, match="its sample rate is 999 Hz; the lowest is 1000") as caught:
+        read_audio(path, 16000)
+    assert str(path) in str(caught.value)
+
+
+def test_opposite_infinities_are_refused_without_a_warning(tmp_path: Path) -> None:
+    path = tmp_path / "inf.wav"
+    soundfile.write(path, np.array([[0, 0], [np.inf, -np.inf]], np.float32), 16000, subtype="FLOAT")
+    with pytest.raises(AudioError, match="1 of 2 samples are not finite"):
+        read_audio(path, 16000)

@@ -181,7 +181,7 @@ def test_wrong_kind_of_number(broken: Path) -> None:
 
 def test_missing_tensor(broken: Path) -> None:
     rewrite(broken, lambda tensors: tensors.pop(Q_PROJ))
-    assert message(broken) == f"1 missing tensors: {Q_PROJ}"
+    assert message(broken) == f"{broken}: 1 missing tensors: {Q_PROJ}"
 
 
 def test_extra_tensor(broken: Path) -> None:
@@ -196,10 +196,32 @@ def test_long_lists_are_cut(broken: Path) -> None:
     assert text.endswith("extra.019 and 30 more")
 
 
-def test_not_finite(broken: Path) -> None:
-    name = "stt_model.llm.norm_f.weight"
-    rewrite(broken, lambda tensors: tensors.update({name: mx.full((96,), float("nan"))}))
-    assert message(broken) == f"1 tensors with values that are not finite: {name}"
+@pytest.mark.parametrize(
+    "name",
+    [
+        "stt_model.llm.norm_f.weight",
+        "stt_model.lm_head.weight",
+        "tts_model.audio_prompt_latents.Aria",
+        "tts_model.tts_model.mog_head.low_mat",
+    ],
+)
+@pytest.mark.parametrize("value", [float("nan"), float("-inf")])
+def test_one_number_that_is_not_finite(broken: Path, name: str, value: float) -> None:
+    def spoil(tensors: dict[str, mx.array]) -> None:
+        array = np.array(tensors[name])
+        array.flat[-1] = value
+        tensors[name] = mx.array(array)
+
+    rewrite(broken, spoil)
+    assert message(broken) == f"{broken}: 1 tensors with values that are not finite: {name}"
+
+
+def test_without_an_index_a_missing_shard_is_still_named(tmp_path: Path) -> None:
+    synthesize(tmp_path / "sharded", seed=0, shard_bytes=3 << 20)
+    (tmp_path / "sharded" / "model.safetensors.index.json").unlink()
+    lost = tmp_path / "sharded" / "model-00002-of-00003.safetensors"
+    lost.unlink()
+    assert message(tmp_path / "sharded") == f"{lost}: this shard is missing"
 
 
 def test_control_codes_must_follow_the_codebook(broken: Path) -> None:

@@ -63,7 +63,7 @@ def test_text_output_and_the_default_file(tiny_path: Path, tmp_path: Path) -> No
 def test_long_input_shows_progress(tiny_path: Path, tmp_path: Path) -> None:
     words = ("-m", tiny_path, "--audio", SPOKEN, "--extra-seconds", "9", "--output-audio", tmp_path / "r.wav")
     result = voicechat("generate", *words)
-    assert result.stderr.splitlines() == ["125 of 150 frames", "150 of 150 frames"]
+    assert result.stderr.splitlines() == ["125 of 150 positions", "150 of 150 positions"]
 
 
 def silent_wav(path: Path, samples: int = 1280) -> Path:
@@ -71,9 +71,9 @@ def silent_wav(path: Path, samples: int = 1280) -> Path:
     return path
 
 
-def one_line(result: subprocess.CompletedProcess[str]) -> str:
-    """The message of a refused command: one line, no traceback, status 1, nothing on stdout."""
-    assert (result.returncode, result.stdout) == (1, "")
+def one_line(result: subprocess.CompletedProcess[str], status: int = 1) -> str:
+    """The message of a refused command: one line, no traceback, its status, nothing on stdout."""
+    assert (result.returncode, result.stdout) == (status, "")
     (line,) = result.stderr.splitlines()
     assert line.startswith("voicechat: ")
     return line
@@ -120,12 +120,54 @@ def test_misuse_is_status_two(option: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "words"), [("inf", "extra_decoding_seconds is inf"), ("1e9", "max_position_embeddings is 131072")]
+    ("option", "words"),
+    [
+        (("--extra-seconds", "inf"), "extra_decoding_seconds is inf"),
+        (("--extra-seconds", "1e308"), "extra_decoding_seconds is 1e+308"),
+        (("--seed", str(2**64)), f"seed is {2**64}"),
+    ],
 )
-def test_more_seconds_than_can_be(tiny_path: Path, tmp_path: Path, seconds: str, words: str) -> None:
+def test_an_option_out_of_range_is_found_before_anything_is_read(option: tuple[str, str], words: str) -> None:
+    result = voicechat("generate", "-m", "no-such-model", "--audio", "no-such-audio", *option)
+    assert words in one_line(result, status=2)
+
+
+def test_more_seconds_than_the_model_has(tiny_path: Path, tmp_path: Path) -> None:
     audio = silent_wav(tmp_path / "in.wav")
-    result = voicechat("generate", "-m", tiny_path, "--audio", audio, "--extra-seconds", seconds, cwd=tmp_path)
-    assert words in one_line(result)
+    result = voicechat("generate", "-m", tiny_path, "--audio", audio, "--extra-seconds", "1e9", cwd=tmp_path)
+    assert "max_position_embeddings is 131072" in one_line(result)
+
+
+@pytest.mark.parametrize("link", ["same", "symlink", "hard link", "checkpoint"])
+def test_an_answer_never_overwrites_its_input(tiny_path: Path, tmp_path: Path, link: str) -> None:
+    audio, output = silent_wav(tmp_path / "in.wav"), tmp_path / "out.wav"
+    if link == "symlink":
+        output.symlink_to(audio)
+    elif link == "hard link":
+        output.hardlink_to(audio)
+    else:
+        output = audio if link == "same" else tiny_path / "model.safetensors"
+    before = output.read_bytes()
+    result = voicechat("generate", "-m", tiny_path, "--audio", audio, "--output-audio", output)
+    assert "would overwrite its own input" in one_line(result, status=2)
+    assert output.read_bytes() == before
+
+
+def test_a_suffix_does_not_decide_what_a_file_is(tiny_path: Path, tmp_path: Path) -> None:
+    raw = tmp_path / "in.raw"
+    raw.write_bytes(SPOKEN.read_bytes())
+    result = voicechat("generate", "-m", tiny_path, "--audio", raw, "--max-frames", "1", cwd=tmp_path)
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+def test_an_output_that_nobody_can_read_is_an_error(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", RUN, "synthesize", str(tmp_path / "new")]
+    with Path("/dev/full").open("w") as full:
+        result = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert result.returncode == 1
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("voicechat: standard output cannot be written")
 
 
 def test_an_old_answer_survives_a_failed_run(tiny_path: Path, tmp_path: Path) -> None:
@@ -141,7 +183,7 @@ def test_synthesize_then_generate(tmp_path: Path) -> None:
     assert made.stdout.startswith(f"{tmp_path / 'new'}: tiny, seed 3, 1,")
     again = one_line(voicechat("synthesize", tmp_path / "new"))
     assert "exists already" in again
-    assert "there are tiny, mid, deep" in one_line(voicechat("synthesize", tmp_path / "x", "--preset", "big"))
+    assert "there are tiny, mid, deep" in one_line(voicechat("synthesize", tmp_path / "x", "--preset", "big"), status=2)
 
 
 def test_help_and_version() -> None:

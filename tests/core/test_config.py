@@ -107,7 +107,18 @@ def test_file_with_bare_infinity(tmp_path: Path) -> None:
         ("audio_config.encoder", [1], ["audio_config.encoder", "object", "array"]),
         ("rnnt_vocabulary", [1], ["rnnt_vocabulary", "str", "int"]),
         ("text_config.num_key_value_heads", 7, ["num_attention_heads", "40", "7"]),
-        ("text_config.n_groups", 0, ["n_groups", "0", "at least 1"]),
+        ("text_config.n_groups", 0, ["n_groups", ">= 1", "found 0"]),
+        ("text_config.intermediate_size", -1, ["text_config.intermediate_size", ">= 1", "found -1"]),
+        ("text_config.head_dim", 10**18, ["text_config.head_dim", "<= 16777216", "found 1000000000000000000"]),
+        ("tts_config.num_hidden_layers", 10**6, ["num_hidden_layers", "<= 1024", "found 1000000"]),
+        ("tts_config.query_pre_attn_scalar", 0, ["query_pre_attn_scalar", "> 0", "found 0"]),
+        ("tts_config.exponent", -2.0, ["exponent", "> 0", "found -2.0"]),
+        ("tts_config.guidance_scale", float("nan"), ["tts_config.guidance_scale", "nan", "finite"]),
+        ("tts_config.noise_scale", float("inf"), ["tts_config.noise_scale", "inf", "finite"]),
+        ("frame_duration", float("nan"), ["frame_duration", "nan", "finite"]),
+        ("audio_config.preprocessor", {"n_fft": 256}, ["n_fft", "256", "400"]),
+        ("tts_config.num_attention_heads", 3, ["num_attention_heads", "3", "num_key_value_heads", "16"]),
+        ("tts_config.head_dim", 71, ["head_dim", "71", "even"]),
         ("tts_config.top_p", 1.5, ["top_p", "1.5"]),
         ("tts_config.sliding_window", 1, ["sliding_window", "1", "at least 2"]),
         ("codec_config.n_fft", 8, ["n_fft", "8", "hop_length", "4"]),
@@ -133,7 +144,7 @@ def test_nemo_layout_says_convert_first(tmp_path: Path) -> None:
     assert str(path) in str(caught.value)
 
 
-@pytest.mark.parametrize("content", ["", "{", "[1]", "\xff"])
+@pytest.mark.parametrize("content", ["", "{", "[1]", "\xff", "[" * 100_000])
 def test_unreadable_file_is_named(tmp_path: Path, content: str) -> None:
     path = tmp_path / "config.json"
     path.write_bytes(content.encode("latin-1"))

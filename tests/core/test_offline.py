@@ -76,8 +76,14 @@ def test_int16_is_the_same_as_its_floats(tiny: VoiceChat) -> None:
         ({"seed": -1}, ["seed", "-1"]),
         ({"extra_decoding_seconds": -0.5}, ["extra_decoding_seconds", "-0.5"]),
         ({"extra_decoding_seconds": float("nan")}, ["extra_decoding_seconds", "nan"]),
+        ({"extra_decoding_seconds": 1e308}, ["extra_decoding_seconds", "1e+308"]),
+        ({"extra_decoding_seconds": None}, ["extra_decoding_seconds", "None"]),
         ({"max_frames": -2}, ["max_frames", "-2"]),
-        ({"system_prompt": "\ud800"}, ["surrogate"]),
+        ({"max_frames": 1.5}, ["max_frames", "1.5"]),
+        ({"seed": 2**64}, ["seed", str(2**64)]),
+        ({"seed": 1.0}, ["seed", "1.0"]),
+        ({"system_prompt": 3}, ["system_prompt", "3"]),
+        ({"system_prompt": "a\ud800"}, ["system_prompt", "surrogate", "ud800", "at 1"]),
     ],
 )
 def test_arguments_out_of_range(tiny: VoiceChat, arguments: dict[str, object], words: list[str]) -> None:
@@ -98,14 +104,30 @@ def test_more_positions_than_the_model_has(tiny: VoiceChat) -> None:
     assert "131074 positions" in str(caught.value)  # four prompt tokens and the frames
 
 
-def test_weights_that_overflow_are_an_error_not_an_answer(tiny: VoiceChat) -> None:
-    norm = tiny.model.networks.stt_model.llm.norm_f
-    before, norm.weight = norm.weight, norm.weight * float("inf")
+@pytest.mark.parametrize("where", ["llm.norm_f", "lm_head", "function_head", "backbone.norm"])
+def test_values_that_overflow_are_an_error_not_an_answer(tiny: VoiceChat, where: str) -> None:
+    root, *names = [tiny.model.networks.stt_model, *where.split(".")]
+    if names[0] == "backbone":
+        root = tiny.model.networks.tts_model.tts_model
+    for name in names:
+        root = getattr(root, name)
+    before, root.weight = root.weight, root.weight * float("inf")
     try:
-        with pytest.raises(ModelError, match="frame 0"):
-            tiny.generate(noise_like_speech(1280))
+        with pytest.raises(ModelError, match=r"frame [01]: the model computed a value that is not finite"):
+            tiny.generate(noise_like_speech(2560))
     finally:
-        norm.weight = before
+        root.weight = before
+
+
+def test_progress_counts_prompt_and_frames(tiny: VoiceChat) -> None:
+    seen: list[tuple[int, int]] = []
+    tiny.generate(noise_like_speech(2560), system_prompt="hi", progress=lambda done, total: seen.append((done, total)))
+    assert seen == [(done, 6) for done in range(1, 7)]  # <s>, h, i, </s> and two frames
+
+
+def test_a_seed_may_be_numpys(tiny: VoiceChat) -> None:
+    a, b = (tiny.generate(noise_like_speech(2560), seed=seed) for seed in (7, np.int64(7)))
+    assert np.array_equal(a.audio, b.audio)
 
 
 def test_steps_over_a_recording_equal_the_whole(tiny: VoiceChat) -> None:

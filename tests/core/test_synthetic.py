@@ -107,6 +107,7 @@ def test_nothing_is_overwritten(tiny_path: Path, tmp_path: Path) -> None:
         synthesize(tmp_path / "file")
     with pytest.raises(CheckpointError, match="cannot be written"):
         synthesize(tmp_path / "file" / "below")
+    assert not [path for path in tmp_path.iterdir() if path.name != "file"]  # nothing is left lying about
     (tmp_path / "empty").mkdir()
     assert synthesize(tmp_path / "empty") > 1_000_000
     load(tmp_path / "empty")

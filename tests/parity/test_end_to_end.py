@@ -96,10 +96,10 @@ def eos_ignored(original: Any, model: Any, text: Any, state: Any) -> Any:
 
 
 def silence_after_eos(original: Any, model: Any, text: Any, state: Any, noise: Any, at_zero: Any) -> Any:
-    codes = original(model, text, state, noise, at_zero)
+    spoken = original(model, text, state, noise, at_zero)
     if text.item() == model.config.eos_token_id:
         state.codes = model.silence_codes
-    return codes
+    return spoken
 
 
 def speaks_at_zero(original: Any, model: Any, text: Any, state: Any, noise: Any, at_zero: Any) -> Any:
@@ -114,7 +114,7 @@ def speaks_at_zero(original: Any, model: Any, text: Any, state: Any, noise: Any,
 def silent_prompt(original: Any, model: Any, text: Any, state: Any, noise: Any, at_zero: Any) -> Any:
     if 0 < state.position < state.prompt_length:
         state.position += 1
-        return state.codes
+        return state.codes, mx.array(True)
     return original(model, text, state, noise, at_zero)
 
 

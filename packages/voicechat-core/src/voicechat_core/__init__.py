@@ -49,6 +49,10 @@ _NEEDS_MLX = {
 }
 
 
+def __dir__() -> list[str]:
+    return [*globals(), *_NEEDS_MLX]
+
+
 def __getattr__(name: str) -> Any:
     if name not in _NEEDS_MLX:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

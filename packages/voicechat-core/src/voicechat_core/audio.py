@@ -50,6 +50,7 @@ LOUDEST = 16.0  # 24 dB above full scale; 16-bit integers stored as floats are f
 STREAMED_FROM = 0x7FFFF000
 LARGEST_WAV_BYTES = 0xFFFFFFFF - 36
 
+LOWEST_RATE = 1000  # hertz; below it a file is mislabelled, and converting it up would take memory without end
 BLOCK_SAMPLES = 1 << 20  # read at once, of each channel
 UNKNOWN_LENGTH = 1 << 62  # libsndfile says 2^63 - 1 of a piped FLAC, and cannot find its end
 
@@ -136,9 +137,10 @@ def read_audio(path: StrPath, sample_rate: int) -> Samples:
     Raises:
         AudioError: naming the file and what is wrong with it: not there, not audio, no samples, truncated, not finite.
     """
-    if sample_rate < 1:
-        raise AudioError(f"a sample rate of {sample_rate} Hz cannot be")
+    if sample_rate < LOWEST_RATE:
+        raise AudioError(f"a sample rate of {sample_rate} Hz cannot be; the lowest is {LOWEST_RATE}")
     with _about(path), Path(path).open("rb") as file:
+        file.raw.name = None  # type: ignore[attr-defined] # soundfile would believe a suffix, such as .raw
         samples, rate = _decode(_prepared(file))
         samples = _require_sane(samples)
         return samples if rate == sample_rate else _resampled(samples, rate, sample_rate)
@@ -206,11 +208,14 @@ def _decode(file: BinaryIO) -> tuple[Samples, int]:
                 raise AudioError(
                     f"its {audio.format} header does not say how long it is; write it to a file, not a pipe"
                 )
+            if rate < LOWEST_RATE:
+                raise AudioError(f"its sample rate is {rate} Hz; the lowest is {LOWEST_RATE}")
             _check_other_sizes(audio.format, audio.extra_info)
             # By blocks, so that other channels are never all there at once.
             blocks: list[Samples] = []
             while len(block := audio.read(BLOCK_SAMPLES, dtype="float32", always_2d=True)):
-                blocks.append(block[:, 0] if block.shape[1] == 1 else block.mean(axis=1))
+                with np.errstate(invalid="ignore"):  # opposite infinities: refused with the rest, by name
+                    blocks.append(block[:, 0] if block.shape[1] == 1 else block.mean(axis=1))
     except soundfile.SoundFileError as error:
         reason = getattr(error, "error_string", "") or "damaged or cut short"
         raise AudioError(f"cannot be read as audio: {reason.rstrip('.')}") from error

@@ -1,14 +1,17 @@
 """The ``voicechat`` command: generate, synthesize, verify."""
 
 import json
+import os
+import shutil
 import sys
 from importlib.metadata import version
+from io import TextIOWrapper
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from voicechat_core.errors import VoiceChatError
+from voicechat_core.errors import ContextLimitError, InputError, VoiceChatError
 
 if TYPE_CHECKING:
     from voicechat_core.offline import GenerationResult
@@ -24,17 +27,37 @@ app = typer.Typer(
 
 
 def main() -> None:
-    """Run the command. A deliberate error is one line on stderr and status 1; misuse is status 2."""
+    """Run the command. A deliberate error is one line on stderr and status 1; misuse of an option is status 2."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that cannot show a letter is no reason to fail
     try:
         app()
+    except InputError as error:
+        _fail(error, status=1 if isinstance(error, ContextLimitError) else 2)
     except VoiceChatError as error:
-        sys.exit(f"voicechat: {error}")
+        _fail(error)
     except ModuleNotFoundError as error:
         if (error.name or "").split(".")[0] != "mlx":
             raise
-        sys.exit("voicechat: MLX is not installed: install voicechat-core[mlx], or voicechat-core[cuda] for CUDA 13")
+        _fail("MLX is not installed: install voicechat-core[mlx], or voicechat-core[cuda] for CUDA 13")
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def _fail(error: Exception | str, status: int = 1) -> NoReturn:
+    print("voicechat:", str(error).replace("\n", "\\n"), file=sys.stderr)
+    sys.exit(status)
+
+
+def _say(text: str) -> None:
+    """Print, and notice at once if nobody can read it."""
+    try:
+        print(text, flush=True)
+    except OSError as error:
+        # Python would flush once more at its end, and fail again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise VoiceChatError(f"standard output cannot be written: {error}") from error
 
 
 def _print_version(wanted: bool) -> None:
@@ -54,8 +77,12 @@ def _options(
 
 @app.command()
 def generate(
-    model: Annotated[Path, typer.Option("-m", "--model", help="Checkpoint directory in the published layout.")],
-    audio: Annotated[Path, typer.Option("--audio", help="What the user says: WAV, FLAC, Ogg; any rate.")],
+    model: Annotated[
+        Path, typer.Option("-m", "--model", readable=False, help="Checkpoint directory in the published layout.")
+    ],
+    audio: Annotated[
+        Path, typer.Option("--audio", readable=False, help="What the user says: WAV, FLAC, Ogg; any rate.")
+    ],
     output_audio: Annotated[
         Path, typer.Option("--output-audio", help="Where the answer goes: 22,050 Hz mono PCM16 WAV.")
     ] = Path("response.wav"),
@@ -70,13 +97,17 @@ def generate(
     """Answer a recording: print what was said and answered, write the spoken answer."""
     from voicechat_core.audio import check_writable, read_audio, write_wav
     from voicechat_core.config import INPUT_SAMPLE_RATE
-    from voicechat_core.progress import frame_progress
+    from voicechat_core.offline import check_arguments
+    from voicechat_core.progress import position_progress
     from voicechat_core.voicechat import load
 
-    check_writable(output_audio)  # before any work is done
+    # What can be refused is refused before the work that it would cost.
+    check_arguments(system_prompt, seed, extra_seconds, max_frames)
+    check_writable(output_audio)
+    _refuse_overwriting(output_audio, [audio, *model.glob("*.json"), *model.glob("*.safetensors")])
     samples = read_audio(audio, INPUT_SAMPLE_RATE)
     voicechat = load(model)
-    with frame_progress() as progress:
+    with position_progress() as progress:
         result = voicechat.generate(
             samples,
             system_prompt=system_prompt,
@@ -86,7 +117,14 @@ def generate(
             progress=progress,
         )
     write_wav(output_audio, result.audio, result.sample_rate)
-    print(_as_json(result) if as_json else _as_text(result, output_audio))
+    _say(_as_json(result) if as_json else _as_text(result, output_audio))
+
+
+def _refuse_overwriting(output: Path, inputs: list[Path]) -> None:
+    """The answer must not take the place of what it is made from, by whatever name."""
+    for path in inputs:
+        if output.is_file() and path.is_file() and output.samefile(path):
+            raise InputError(f"{output}: the answer would overwrite its own input {path}")
 
 
 def _as_json(result: "GenerationResult") -> str:
@@ -119,7 +157,7 @@ def synthesize(
     from voicechat_core.synthetic import synthesize as write
 
     parameters = write(directory, seed=seed, preset=preset)
-    print(f"{directory}: {preset}, seed {seed}, {parameters:,} parameters")
+    _say(f"{directory}: {preset}, seed {seed}, {parameters:,} parameters")
 
 
 @app.command()
@@ -127,10 +165,10 @@ def verify(
     goldens: Annotated[Path, typer.Argument(metavar="GOLDENS_DIR", help="Holds checkpoint/, goldens/, manifest.json.")],
 ) -> None:
     """Compare every stage with a folder of goldens. Status 1 on any miss."""
-    from voicechat_core.verify import print_report
+    from voicechat_core.verify import report_text
     from voicechat_core.verify import verify as run
 
     report = run(goldens)
-    print_report(report)
+    _say(report_text(report, shutil.get_terminal_size((160, 24)).columns))
     if not report.passed:
         raise typer.Exit(1)

@@ -6,11 +6,11 @@ Keys and defaults are those of the published runtime schema. Unknown keys are ig
 
 import json
 from pathlib import Path
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 import msgspec
 
-from voicechat_core.config_spellings import MODEL_TYPE, normalised, reject_other_layouts
+from voicechat_core.config_spellings import MODEL_TYPE, found_at, normalised, reject_other_layouts
 from voicechat_core.errors import ConfigError
 
 __all__ = [
@@ -31,6 +31,13 @@ INPUT_SAMPLE_RATE = 16000  # hertz; what the mel front end was trained on
 PUBLISHED_PATTERN = "M-M-M-MM-M-M-M*-M-M-M*-M-M-M-M*-M-M-M-M*-M-MM-M-M-M-M-M-"
 
 
+# Ranges that hold for every model: a number outside them is a slip of the pen, and is named with its key.
+Size = Annotated[int, msgspec.Meta(ge=1, le=1 << 24)]
+Layers = Annotated[int, msgspec.Meta(ge=1, le=1024)]
+Id = Annotated[int, msgspec.Meta(ge=0, le=1 << 24)]
+Positive = Annotated[float, msgspec.Meta(gt=0)]
+
+
 def require_equal(name_a: str, a: object, name_b: str, b: object) -> None:
     """Raise ``ConfigError`` with both names and both values unless they are equal."""
     if a != b:
@@ -47,30 +54,24 @@ class _Part(msgspec.Struct, frozen=True, kw_only=True):
             if found != value:
                 raise ConfigError(f"{name} is {found!r}; only {value!r} is supported")
 
-    def require_positive(self, *names: str) -> None:
-        """Raise ``ConfigError`` for a size below one."""
-        for name in names:
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} is {getattr(self, name)!r}; at least 1 is needed")
-
 
 class TextConfig(_Part, frozen=True):
     """``text_config``: the Nemotron-H trunk. Sizes count channels, heads or layers."""
 
     model_type: str = "nemotron_h"
-    vocab_size: int = 131072
-    hidden_size: int = 4480
-    intermediate_size: int = 15680
-    max_position_embeddings: int = 131072
-    num_attention_heads: int = 40
-    num_key_value_heads: int = 8
-    head_dim: int = 128
-    mamba_num_heads: int = 128
-    mamba_head_dim: int = 80
-    ssm_state_size: int = 128
-    conv_kernel: int = 4
-    n_groups: int = 8
-    layer_norm_epsilon: float = 1e-5
+    vocab_size: Size = 131072
+    hidden_size: Size = 4480
+    intermediate_size: Size = 15680
+    max_position_embeddings: Size = 131072
+    num_attention_heads: Size = 40
+    num_key_value_heads: Size = 8
+    head_dim: Size = 128
+    mamba_num_heads: Size = 128
+    mamba_head_dim: Size = 80
+    ssm_state_size: Size = 128
+    conv_kernel: Size = 4
+    n_groups: Size = 8
+    layer_norm_epsilon: Positive = 1e-5
     attention_bias: bool = False
     mlp_bias: bool = False
     use_bias: bool = False
@@ -80,8 +81,6 @@ class TextConfig(_Part, frozen=True):
 
     def __post_init__(self) -> None:
         self.require(model_type="nemotron_h", use_conv_bias=True)
-        self.require_positive("vocab_size", "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim")
-        self.require_positive("mamba_num_heads", "mamba_head_dim", "ssm_state_size", "conv_kernel", "n_groups")
         unknown = set(self.hybrid_override_pattern) - set("M-*")
         if unknown or not self.hybrid_override_pattern:
             raise ConfigError(
@@ -113,13 +112,13 @@ class TextConfig(_Part, frozen=True):
 class PreprocessorConfig(_Part, frozen=True):
     """``audio_config.preprocessor``: the log-mel front end. Windows in seconds."""
 
-    sample_rate: int = INPUT_SAMPLE_RATE
+    sample_rate: Size = INPUT_SAMPLE_RATE
     normalize: str = "NA"
-    window_size: float = 0.025
-    window_stride: float = 0.01
+    window_size: Positive = 0.025
+    window_stride: Positive = 0.01
     window: str = "hann"
-    features: int = 128
-    n_fft: int = 512
+    features: Size = 128
+    n_fft: Size = 512
     log: bool = True
     frame_splicing: int = 1
     pad_to: int = 0
@@ -129,6 +128,8 @@ class PreprocessorConfig(_Part, frozen=True):
     def __post_init__(self) -> None:
         self.require(sample_rate=INPUT_SAMPLE_RATE, normalize="NA", window="hann", log=True)
         self.require(frame_splicing=1, pad_to=0, pad_value=0.0)
+        if self.n_fft < self.window_samples:
+            raise ConfigError(f"n_fft is {self.n_fft}, shorter than the window's {self.window_samples} samples")
 
     @property
     def window_samples(self) -> int:
@@ -144,22 +145,22 @@ class PreprocessorConfig(_Part, frozen=True):
 class EncoderConfig(_Part, frozen=True):
     """``audio_config.encoder``: the FastConformer."""
 
-    feat_in: int = 128
-    n_layers: int = 24
-    d_model: int = 1024
+    feat_in: Size = 128
+    n_layers: Layers = 24
+    d_model: Size = 1024
     use_bias: bool = False
     subsampling: str = "dw_striding"
     subsampling_factor: int = 8
-    subsampling_conv_channels: int = 256
+    subsampling_conv_channels: Size = 256
     causal_downsampling: bool = True
-    ff_expansion_factor: int = 4
+    ff_expansion_factor: Size = 4
     self_attention_model: str = "rel_pos"
-    n_heads: int = 8
+    n_heads: Size = 8
     att_context_size: tuple[int, int] = (70, 0)
     att_context_style: str = "chunked_limited"
     xscaling: bool = False
     untie_biases: bool = True
-    conv_kernel_size: int = 9
+    conv_kernel_size: Size = 9
     conv_norm_type: str = "layer_norm"
     conv_context_size: str = "causal"
 
@@ -167,7 +168,6 @@ class EncoderConfig(_Part, frozen=True):
         self.require(subsampling="dw_striding", subsampling_factor=8, causal_downsampling=True, use_bias=False)
         self.require(self_attention_model="rel_pos", xscaling=False, untie_biases=True)
         self.require(conv_norm_type="layer_norm", conv_context_size="causal")
-        self.require_positive("n_layers", "d_model", "n_heads", "subsampling_conv_channels", "conv_kernel_size")
         left, right = self.att_context_size
         if left < 0 or right != 0:
             raise ConfigError(
@@ -180,9 +180,9 @@ class EncoderConfig(_Part, frozen=True):
 class DecoderConfig(_Part, frozen=True):
     """``audio_config.decoder``: the RNNT prediction network."""
 
-    pred_hidden: int = 640
-    pred_rnn_layers: int = 2
-    vocab_size: int = 1024
+    pred_hidden: Size = 640
+    pred_rnn_layers: Layers = 2
+    vocab_size: Size = 1024
     blank_as_pad: bool = True
 
     def __post_init__(self) -> None:
@@ -192,11 +192,11 @@ class DecoderConfig(_Part, frozen=True):
 class JointConfig(_Part, frozen=True):
     """``audio_config.joint``: the RNNT joint network."""
 
-    joint_hidden: int = 640
+    joint_hidden: Size = 640
     activation: str = "relu"
-    encoder_hidden: int = 1024
-    pred_hidden: int = 640
-    num_classes: int = 1024
+    encoder_hidden: Size = 1024
+    pred_hidden: Size = 640
+    num_classes: Size = 1024
 
     def __post_init__(self) -> None:
         self.require(activation="relu")
@@ -209,8 +209,8 @@ class AudioConfig(_Part, frozen=True):
     encoder: EncoderConfig = EncoderConfig()
     decoder: DecoderConfig = DecoderConfig()
     joint: JointConfig = JointConfig()
-    output_dim: int = 4480
-    max_symbols: int = 10
+    output_dim: Size = 4480
+    max_symbols: Size = 10
 
     def __post_init__(self) -> None:
         require_equal("encoder.feat_in", self.encoder.feat_in, "preprocessor.features", self.preprocessor.features)
@@ -219,31 +219,43 @@ class AudioConfig(_Part, frozen=True):
         require_equal("joint.num_classes", self.joint.num_classes, "decoder.vocab_size", self.decoder.vocab_size)
 
 
+def _require_multiple(part: "CharacterEncoderConfig | TtsConfig") -> None:
+    """Grouped queries need whole groups, rotated heads whole pairs."""
+    heads, groups = part.num_attention_heads, part.num_key_value_heads
+    if heads % groups:
+        raise ConfigError(f"num_attention_heads is {heads}, not a multiple of num_key_value_heads {groups}")
+    if part.head_dim % 2:
+        raise ConfigError(f"head_dim is {part.head_dim}; RoPE turns pairs, so it must be even")
+
+
 class CharacterEncoderConfig(_Part, frozen=True):
     """``tts_config.character_encoder``: the T5Gemma encoder over a token's characters."""
 
-    hidden_size: int = 1152
-    intermediate_size: int = 4608
-    num_hidden_layers: int = 1
-    num_attention_heads: int = 16
-    num_key_value_heads: int = 16
-    head_dim: int = 72
-    rms_norm_eps: float = 1e-6
-    query_pre_attn_scalar: float = 256
-    attn_logit_softcapping: float = 50.0
-    rope_base: float = 1e4
-    char_vocab_size: int = 257
+    hidden_size: Size = 1152
+    intermediate_size: Size = 4608
+    num_hidden_layers: Layers = 1
+    num_attention_heads: Size = 16
+    num_key_value_heads: Size = 16
+    head_dim: Size = 72
+    rms_norm_eps: Positive = 1e-6
+    query_pre_attn_scalar: Positive = 256
+    attn_logit_softcapping: Positive = 50.0
+    rope_base: Positive = 1e4
+    char_vocab_size: Size = 257
+
+    def __post_init__(self) -> None:
+        _require_multiple(self)
 
 
 class MogHeadConfig(_Part, frozen=True):
     """``tts_config.mog_head``: the mixture-of-Gaussians head."""
 
-    intermediate_size: int = 4608
-    num_layers: int = 3
-    low_rank: int = 64
-    num_predictions: int = 1024
+    intermediate_size: Size = 4608
+    num_layers: Layers = 3
+    low_rank: Size = 64
+    num_predictions: Size = 1024
     min_log_std: float = -4.0
-    eps: float = 1e-6
+    eps: Positive = 1e-6
 
 
 class TtsConfig(_Part, frozen=True):
@@ -252,24 +264,24 @@ class TtsConfig(_Part, frozen=True):
     guidance_scale: float
     top_p: float
     noise_scale: float
-    hidden_size: int = 1152
-    intermediate_size: int = 4608
-    num_hidden_layers: int = 28
-    num_attention_heads: int = 16
-    num_key_value_heads: int = 16
-    head_dim: int = 72
-    sliding_window: int = 7500
-    sliding_window_pattern: int = 6
-    rms_norm_eps: float = 1e-6
-    query_pre_attn_scalar: float = 256
-    rope_global_base_freq: float = 1e6
-    rope_local_base_freq: float = 1e4
-    latent_size: int = 512
-    num_quantizers: int = 31
-    codebook_size: int = 1024
-    exponent: float = 3.0
-    num_iterations: int = 8
-    audio_prompt_duration: float = 3.0
+    hidden_size: Size = 1152
+    intermediate_size: Size = 4608
+    num_hidden_layers: Layers = 28
+    num_attention_heads: Size = 16
+    num_key_value_heads: Size = 16
+    head_dim: Size = 72
+    sliding_window: Size = 7500
+    sliding_window_pattern: Size = 6
+    rms_norm_eps: Positive = 1e-6
+    query_pre_attn_scalar: Positive = 256
+    rope_global_base_freq: Positive = 1e6
+    rope_local_base_freq: Positive = 1e4
+    latent_size: Size = 512
+    num_quantizers: Size = 31
+    codebook_size: Size = 1024
+    exponent: Positive = 3.0
+    num_iterations: Size = 8
+    audio_prompt_duration: Positive = 3.0
     disable_eos_prediction: bool = True
     use_gated_fusion_for_text_audio: bool = True
     use_subword_flag_emb: bool = True
@@ -281,7 +293,7 @@ class TtsConfig(_Part, frozen=True):
     def __post_init__(self) -> None:
         self.require(disable_eos_prediction=True, use_gated_fusion_for_text_audio=True, use_subword_flag_emb=True)
         self.require(use_bos_eos_emb=True, use_audio_prompt_frozen_projection=True)
-        self.require_positive("num_hidden_layers", "num_quantizers", "codebook_size", "num_iterations")
+        _require_multiple(self)
         require_equal(
             "character_encoder.hidden_size", self.character_encoder.hidden_size, "hidden_size", self.hidden_size
         )
@@ -301,24 +313,23 @@ class TtsConfig(_Part, frozen=True):
 class CodecConfig(_Part, frozen=True):
     """``codec_config``: the RVQ-VAE codec."""
 
-    sample_rate: int = 22050
-    base_channels: int = 384
+    sample_rate: Size = 22050
+    base_channels: Size = 384
     channel_multipliers: tuple[int, ...] = (1, 2, 4)
     downsample_rates: tuple[int, ...] = (7, 7, 9)
-    blocks_per_stage: int = 3
-    block_kernel_size: int = 7
-    latent_dim: int = 512
-    n_fft: int = 16
-    hop_length: int = 4
-    num_quantizers: int = 31
-    codebook_size: int = 1024
+    blocks_per_stage: Layers = 3
+    block_kernel_size: Size = 7
+    latent_dim: Size = 512
+    n_fft: Size = 16
+    hop_length: Size = 4
+    num_quantizers: Size = 31
+    codebook_size: Size = 1024
 
     def __post_init__(self) -> None:
         require_equal(
             "number of channel_multipliers", len(self.channel_multipliers),
             "number of downsample_rates", len(self.downsample_rates),
         )  # fmt: skip
-        self.require_positive("n_fft", "hop_length")
         if self.n_fft % self.hop_length or self.n_fft < 3 * self.hop_length:
             # From three columns on, squared Hann windows overlap to a constant.
             raise ConfigError(f"n_fft is {self.n_fft}, not a multiple of hop_length {self.hop_length} by 3 or more")
@@ -345,14 +356,14 @@ class VoiceChatConfig(_Part, frozen=True):
     audio_config: AudioConfig = AudioConfig()
     codec_config: CodecConfig = CodecConfig()
     model_type: str = MODEL_TYPE
-    bos_token_id: int = 1
-    eos_token_id: int = 2
-    pad_token_id: int = 12
-    silence_token_id: int = 11
-    rnnt_blank_id: int = 1024
-    input_sample_rate: int = INPUT_SAMPLE_RATE
-    output_sample_rate: int = 22050
-    frame_duration: float = 0.08
+    bos_token_id: Id = 1
+    eos_token_id: Id = 2
+    pad_token_id: Id = 12
+    silence_token_id: Id = 11
+    rnnt_blank_id: Id = 1024
+    input_sample_rate: Size = INPUT_SAMPLE_RATE
+    output_sample_rate: Size = 22050
+    frame_duration: Positive = 0.08
     function_channel_weight: float = 2.0
     default_system_prompt: str = ""
     rnnt_vocabulary: tuple[str, ...] | None = None
@@ -420,7 +431,7 @@ class VoiceChatConfig(_Part, frozen=True):
         try:
             return msgspec.convert(normalised(data), cls, strict=True)
         except msgspec.ValidationError as error:
-            raise ConfigError(f"config.json: {error}") from error
+            raise ConfigError(f"config.json: {error}{found_at(data, str(error))}") from error
 
     @classmethod
     def from_file(cls, path: Path) -> Self:
@@ -431,7 +442,9 @@ class VoiceChatConfig(_Part, frozen=True):
         """
         try:
             data = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+        except FileNotFoundError as error:
+            raise ConfigError(f"{path}: no such file; a checkpoint directory holds one") from error
+        except (OSError, ValueError, RecursionError) as error:
             raise ConfigError(f"{path}: cannot be read as JSON: {error}") from error
         if not isinstance(data, dict):
             raise ConfigError(f"{path}: expected a JSON object, found {type(data).__name__}")

@@ -12,6 +12,7 @@ A frame is one graph: the text id stays on the device on its way into the speech
 waits for a value.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -48,6 +49,7 @@ class Frame:
     hidden: mx.array  # [1, n, H]
     text_logits: mx.array  # [1, n, V]
     function_logits: mx.array  # [1, n, V]
+    finite: mx.array  # [], whether everything behind the ids and the codes is a number
 
 
 def start(
@@ -56,11 +58,13 @@ def start(
     prompt_ids: list[int],
     noise: Noise,
     codes_at_zero: mx.array | None = None,
+    after_each: Callable[[int], None] | None = None,
 ) -> tuple[Frame | None, DuplexState]:
     """Begin a timeline and run its prompt: one scan of the trunk, one PAD step of the speech decoder a token.
 
     ``ear_tts`` is the state after the voice prompt; it is consumed. ``codes_at_zero`` ``[1, 1, Q]`` stands where
-    the speech decoder does not run; by default the codec's silence. Without a prompt there is no frame.
+    the speech decoder does not run; by default the codec's silence. ``after_each`` is told the positions done. Without
+    a prompt there is no frame.
     """
     tts = model.config.tts_config
     pad = mx.full((1, 1), model.config.pad_token_id, dtype=mx.int32)
@@ -74,8 +78,12 @@ def start(
     frame = _think(model, audio, pads, pads, state)
     codes = []
     for _ in prompt_ids:
-        codes.append(_speak(model, pad, state, noise, codes_at_zero))
-        mx.eval(codes[-1])  # one graph over a long prompt would hold all of its activations at once
+        spoken, finite = _speak(model, pad, state, noise, codes_at_zero)
+        mx.eval(spoken)  # one graph over a long prompt would hold all of its activations at once
+        codes.append(spoken)
+        frame.finite = frame.finite & finite
+        if after_each is not None:
+            after_each(state.position)
     frame.text, frame.function = pads, pads
     frame.codes = mx.concatenate(codes, axis=1)
     return frame, state
@@ -86,7 +94,8 @@ def step(
 ) -> tuple[Frame, DuplexState]:
     """One frame: ``audio`` ``[1, 1, H]`` is its projected encoder output. The state is consumed."""
     frame = _think(model, audio, state.text, state.function, state)
-    frame.codes = _speak(model, frame.text, state, noise, codes_at_zero)
+    frame.codes, finite = _speak(model, frame.text, state, noise, codes_at_zero)
+    frame.finite = frame.finite & finite
     state.text, state.function = frame.text, frame.function
     return frame, state
 
@@ -106,21 +115,23 @@ def _think(model: VoiceChatModel, audio: mx.array, text: mx.array, function: mx.
         hidden=hidden,
         text_logits=text_logits,
         function_logits=function_logits,
+        finite=mx.isfinite(hidden).all() & mx.isfinite(text_logits).all() & mx.isfinite(function_logits).all(),
     )
 
 
 def _speak(
     model: VoiceChatModel, text: mx.array, state: DuplexState, noise: Noise, codes_at_zero: mx.array | None
-) -> mx.array:
-    """The speech decoder on one text id: codes ``[1, 1, Q]``. Advances the position."""
+) -> tuple[mx.array, mx.array]:
+    """The speech decoder on one text id: codes ``[1, 1, Q]``, and whether all was finite. Advances the position."""
     position, state.position = state.position, state.position + 1
     if position == 0:
-        return model.silence_codes if codes_at_zero is None else codes_at_zero
+        return model.silence_codes if codes_at_zero is None else codes_at_zero, mx.array(True)
     previous = _previous_codes(model, text, state)
     draws = _draws(noise, position, state.prompt_length)
     condition = model.subword_table[text]
-    state.codes, _, state.ear_tts = model.networks.tts_model.tts_model.step(condition, previous, draws, state.ear_tts)
-    return state.codes
+    tts = model.networks.tts_model.tts_model
+    state.codes, hidden, state.ear_tts = tts.step(condition, previous, draws, state.ear_tts)
+    return state.codes, mx.isfinite(hidden).all()
 
 
 def _previous_codes(model: VoiceChatModel, text: mx.array, state: DuplexState) -> mx.array:

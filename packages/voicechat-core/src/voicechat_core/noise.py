@@ -4,7 +4,8 @@ A source gives the draws of one step from its place on the timeline alone, so ch
 whatever else the process draws change nothing, and there is no position to restore.
 """
 
-from typing import Protocol
+import operator
+from typing import Protocol, SupportsIndex
 
 import mlx.core as mx
 import numpy as np
@@ -13,7 +14,7 @@ from voicechat_core.config import TtsConfig
 from voicechat_core.errors import InputError
 from voicechat_core.nn.sampler import Draws, passes
 
-__all__ = ["GreedyNoise", "KeyedNoise", "Noise", "RecordedNoise"]
+__all__ = ["GreedyNoise", "KeyedNoise", "Noise", "RecordedNoise", "check_seed"]
 
 PROMPT, FRAME = 0, 1  # which of the two kinds of step a key is for
 PROMPT_SEED = 0
@@ -37,6 +38,18 @@ def _shape(config: TtsConfig) -> tuple[int, int, int]:
     return count, config.mog_head.num_predictions, config.latent_size
 
 
+def check_seed(seed: SupportsIndex) -> int:
+    """The seed as an integer.
+
+    Raises:
+        InputError: it is not one from 0 to 2**64 - 1.
+    """
+    value = operator.index(seed) if hasattr(seed, "__index__") and not isinstance(seed, bool) else -1
+    if not 0 <= value < 2**64:
+        raise InputError(f"seed is {seed!r}; it must be an integer from 0 to 2**64 - 1")
+    return value
+
+
 class KeyedNoise:
     """The product's source. A frame draws from (seed, index); a prompt step from its ordinal alone.
 
@@ -47,9 +60,7 @@ class KeyedNoise:
     """
 
     def __init__(self, seed: int, config: TtsConfig) -> None:
-        if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**64:
-            raise InputError(f"seed is {seed!r}; it must be an integer from 0 to 2**64 - 1")
-        self.seed = seed
+        self.seed = check_seed(seed)
         self.shape = _shape(config)
 
     def prompt_step(self, ordinal: int) -> Draws:

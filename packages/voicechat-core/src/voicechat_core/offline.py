@@ -5,6 +5,7 @@
 code id 0 at time 0. That is what goldens are compared with.
 """
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -19,12 +20,12 @@ from voicechat_core.nn import state as states
 from voicechat_core.nn.perception import PerceptionOutput
 from voicechat_core.nn.rnnt import greedy_decode
 from voicechat_core.nn.subsampling import encoded_length
-from voicechat_core.noise import KeyedNoise, Noise
+from voicechat_core.noise import KeyedNoise, Noise, check_seed
 from voicechat_core.tokenizer import SpecialIds
 
-__all__ = ["GenerationResult", "Progress", "Timeline", "generate", "run_timeline", "speech"]
+__all__ = ["GenerationResult", "Progress", "Timeline", "check_arguments", "generate", "run_timeline", "speech"]
 
-Progress = Callable[[int, int], None]  # frames done, frames in all
+Progress = Callable[[int, int], None]  # positions done, positions in all: prompt tokens and frames
 
 
 @dataclass(frozen=True)
@@ -87,18 +88,20 @@ def run_timeline(
     if nvidia_edges and prompt_ids:
         heard = _without_padding(model, heard, len(samples))
     codes_at_zero = _nvidia_codes_at_zero(model) if nvidia_edges else None
-    prompt, state = duplex.start(model, model.warm_up(), prompt_ids, noise, codes_at_zero)
+    done = (lambda position: progress(position, len(prompt_ids) + count)) if progress is not None else None
+    prompt, state = duplex.start(model, model.warm_up(), prompt_ids, noise, codes_at_zero, done)
+    if prompt is not None and not prompt.finite.item():
+        raise ModelError("the system prompt: the model computed a value that is not finite")
     frames = []
     for index in range(count):
         audio = heard.projected[:, index : index + 1]
         frame, state = duplex.step(model, audio, state, noise, codes_at_zero)
-        finite = mx.isfinite(frame.hidden).all()
-        mx.eval(finite, frame.text, frame.function, frame.codes, [x for _, x in states.arrays(state)])
-        if not finite.item():
-            raise ModelError(f"frame {index}: the language model's hidden state is not finite")
+        mx.eval(frame.finite, frame.text, frame.function, frame.codes, [x for _, x in states.arrays(state)])
+        if not frame.finite.item():
+            raise ModelError(f"frame {index}: the model computed a value that is not finite")
         frames.append(frame if keep_logits else _ids_only(frame))
-        if progress is not None:
-            progress(index + 1, count)
+        if done is not None:
+            done(state.position)
     return Timeline(prompt, frames, heard.encoded)
 
 
@@ -116,7 +119,7 @@ def _without_padding(model: VoiceChatModel, heard: PerceptionOutput, samples: in
 
 def _ids_only(frame: Frame) -> Frame:
     none = mx.zeros((1, 0, 0))
-    return Frame(frame.text, frame.function, frame.codes, none, none, none, none)
+    return Frame(frame.text, frame.function, frame.codes, none, none, none, none, frame.finite)
 
 
 def check_positions(model: VoiceChatModel, prompt_length: int, frames: int) -> None:
@@ -170,13 +173,14 @@ def generate(
         seed: of the speech decoder's draws; the same seed gives the same result on one machine.
         extra_decoding_seconds: silence to listen to after the recording, so that an answer can finish.
         max_frames: stop after this many frames; None for all.
-        progress: called with frames done and frames in all.
+        progress: called with the positions done and the positions in all: prompt tokens and frames.
 
     Raises:
         InputError: for an argument out of range.
         ContextLimitError: when prompt and frames exceed the model's positions.
         ModelError: when the model computes something that is not a number.
     """
+    check_arguments(system_prompt, seed, extra_decoding_seconds, max_frames)
     noise = KeyedNoise(seed, model.config.tts_config)
     prompt_ids = model.prompt_ids(system_prompt)
     length = _heard_samples(model, len(samples), extra_decoding_seconds, max_frames)
@@ -186,12 +190,31 @@ def generate(
     return _result(model, timeline, seed)
 
 
+def check_arguments(
+    system_prompt: str | None, seed: int, extra_decoding_seconds: float, max_frames: int | None
+) -> None:
+    """Refuse what ``generate`` would refuse, without a model: a caller may look before loading one.
+
+    Raises:
+        InputError: naming the argument and its value.
+    """
+    check_seed(seed)
+    if not isinstance(system_prompt, str | None):
+        raise InputError(f"system_prompt is {system_prompt!r}; text or None is needed")
+    if system_prompt is not None and (lone := re.search("[\ud800-\udfff]", system_prompt)):
+        raise InputError(f"system_prompt holds the lone surrogate {lone[0]!r} at {lone.start()}")
+    number = isinstance(extra_decoding_seconds, float | int)
+    # A century: more is no recording, and would overflow on the way to samples.
+    if not number or not 0 <= extra_decoding_seconds < 3.2e9:
+        raise InputError(
+            f"extra_decoding_seconds is {extra_decoding_seconds!r}; a finite number of at least 0 is needed"
+        )
+    if max_frames is not None and (not hasattr(max_frames, "__index__") or max_frames < 0):
+        raise InputError(f"max_frames is {max_frames!r}; a whole number of at least 0 is needed")
+
+
 def _heard_samples(model: VoiceChatModel, samples: int, extra_seconds: float, max_frames: int | None) -> int:
     """How many samples a run hears: the recording's, silence after it, or what ``max_frames`` leaves of both."""
-    if not (np.isfinite(extra_seconds) and extra_seconds >= 0):
-        raise InputError(f"extra_decoding_seconds is {extra_seconds!r}; a finite number of at least 0 is needed")
-    if max_frames is not None and max_frames < 0:
-        raise InputError(f"max_frames is {max_frames!r}; at least 0 is needed")
     length = samples + int(extra_seconds * model.config.input_sample_rate)
     return length if max_frames is None else min(length, max_frames * model.config.input_frame_samples)
 

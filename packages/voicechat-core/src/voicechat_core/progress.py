@@ -7,24 +7,24 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-__all__ = ["frame_progress"]
+__all__ = ["position_progress"]
 
-FRAMES_A_LINE = 125  # ten seconds of audio
+A_LINE = 125  # positions: ten seconds of audio
 
 
 @contextmanager
-def frame_progress() -> Iterator[Callable[[int, int], None]]:
-    """A callback ``(frames done, frames in all)`` that shows progress while the context lasts."""
+def position_progress() -> Iterator[Callable[[int, int], None]]:
+    """A callback ``(positions done, positions in all)`` that shows progress while the context lasts."""
     console = Console(stderr=True)
     if not console.is_terminal:
         yield _print_line
         return
-    columns = (TextColumn("frames"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (TextColumn("positions"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("frames", total=None)
+        task = bar.add_task("positions", total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 def _print_line(done: int, total: int) -> None:
-    if done % FRAMES_A_LINE == 0 or (done == total and total > FRAMES_A_LINE):
-        print(f"{done} of {total} frames", file=sys.stderr)
+    if done % A_LINE == 0 or (done == total and total > A_LINE):
+        print(f"{done} of {total} positions", file=sys.stderr)

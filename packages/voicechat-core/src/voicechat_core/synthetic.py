@@ -5,6 +5,7 @@ from what they say. Everything that is structure is real: names, shapes, integer
 """
 
 import json
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -156,13 +157,23 @@ def synthesize(directory: Path, *, seed: int = 0, preset: str = "tiny", shard_by
     config = preset_config(preset)
     if seed < 0:
         raise InputError(f"seed is {seed}; at least 0 is needed")
+    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        raise CheckpointError(f"{directory}: exists already and is not an empty directory")
     try:
-        if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-            raise CheckpointError(f"{directory}: exists already and is not an empty directory")
-        directory.mkdir(parents=True, exist_ok=True)
-        return _write(directory, config, seed, shard_bytes)
-    except OSError as error:
+        return _write_whole(directory, config, seed, shard_bytes)
+    except (OSError, RuntimeError) as error:  # MLX says RuntimeError where a disk is full
         raise CheckpointError(f"{directory}: cannot be written: {error}") from error
+
+
+def _write_whole(directory: Path, config: VoiceChatConfig, seed: int, shard_bytes: int) -> int:
+    """Write beside the target and rename, so that nobody finds half a checkpoint."""
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{directory.name}-", dir=directory.parent) as scratch:
+        whole = Path(scratch) / "checkpoint"
+        whole.mkdir()
+        parameters = _write(whole, config, seed, shard_bytes)
+        whole.rename(directory)
+    return parameters
 
 
 def _write(directory: Path, config: VoiceChatConfig, seed: int, shard_bytes: int) -> int:

@@ -4,6 +4,7 @@ Integers must be equal. Floats may differ by a tolerance that tolerances.toml st
 golden's largest value. Every tensor of the folder must also be what its manifest says it is.
 """
 
+import io
 import re
 import tomllib
 from collections.abc import Iterator
@@ -24,7 +25,7 @@ from voicechat_core.goldens import Arrays, Goldens
 from voicechat_core.model import VoiceChatModel
 from voicechat_core.verify_stages import HIGHEST, STAGES, Stage
 
-__all__ = ["Check", "Report", "compare", "print_report", "tolerance", "verify"]
+__all__ = ["Check", "Report", "compare", "report_text", "tolerance", "verify"]
 
 # Choices, and how far NVIDIA's were from being others: the gap between the best two candidates.
 MARGINS = {
@@ -51,7 +52,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Report:
-    """Every check of one folder, the tensors that are not compared, with the reason, and the stages that it lacks."""
+    """Every check of one folder, what is not compared, with the reason, and the stages and tensors that it lacks."""
 
     folder: Path
     checks: list[Check]
@@ -75,13 +76,14 @@ def verify(folder: Path) -> Report:
     model = load_model(goldens.checkpoint)
     checks = [Check(fault.stage, fault.tensor, False, note=fault.note) for fault in goldens.faults()]
     skipped: dict[str, str] = {}
+    absent: list[str] = []
     for name in goldens.stages:
         stage = next((stage for stage in STAGES if re.fullmatch(stage.files, name)), None)
         if stage is None:
             skipped[name] = "a stage that this version does not know"
         else:
-            checks += _check_stage(model, stage, name, goldens, skipped)
-    absent = [stage.files for stage in STAGES if not any(re.fullmatch(stage.files, name) for name in goldens.stages)]
+            checks += _check_stage(model, stage, name, goldens, skipped, absent)
+    absent += [stage.files for stage in STAGES if not any(re.fullmatch(stage.files, name) for name in goldens.stages)]
     return Report(folder, checks, skipped, absent)
 
 
@@ -89,7 +91,7 @@ def verify(folder: Path) -> Report:
 
 
 def _check_stage(
-    model: VoiceChatModel, stage: Stage, name: str, goldens: Goldens, skipped: dict[str, str]
+    model: VoiceChatModel, stage: Stage, name: str, goldens: Goldens, skipped: dict[str, str], absent: list[str]
 ) -> list[Check]:
     golden = goldens.stages[name]
     borrowed = {key: goldens.stages.get(file, {}).get(key) for key, file in stage.borrowed.items()}
@@ -102,6 +104,7 @@ def _check_stage(
         ours = {key: np.array(value) for key, value in stage.run(model, given).items()}
     except (VoiceChatError, ValueError, IndexError, KeyError, TypeError) as error:
         return [Check(name, "*", False, note=f"cannot be computed: {type(error).__name__}: {error}")]
+    absent += [f"{name}/{tensor}" for tensor in ours if tensor not in golden]
     checks = []
     for tensor, value in golden.items():
         reason = stage.reason_to_skip(tensor) or ("" if tensor in ours else "unknown to this version")
@@ -176,26 +179,30 @@ def tolerance(key: str, tensor: str) -> float:
 # ------------------------------------------------------------------------------------------ reporting
 
 
-def print_report(report: Report) -> None:
-    """A table of every check, then what was not compared and why, then the verdict."""
-    # Wide enough that no name or number is cut where the output goes to a file.
-    console = Console(width=None if Console().is_terminal else 160, highlight=False)
+def report_text(report: Report, width: int = 160) -> str:
+    """A table of every check, then what was not compared and why, then the verdict; lines of at most ``width``."""
+    console = Console(file=io.StringIO(), width=width, highlight=False)
     table = Table(title=str(report.folder))
     for column in ("stage", "tensor", "max error", "relative", "limit", "", "note"):
         table.add_column(column, overflow="fold")
     for check in report.checks:
         table.add_row(check.stage, check.tensor, *_numbers(check), "ok" if check.passed else "MISS", check.note)
-    console.print(table)
+    with console.capture() as captured:
+        console.print(table)
+    return captured.get() + "\n".join(_closing_lines(report))
+
+
+def _closing_lines(report: Report) -> Iterator[str]:
     for reason in sorted(set(report.skipped.values())):
-        names = [name for name, why in report.skipped.items() if why == reason]
-        console.print(f"not compared: {', '.join(sorted(names))} ({reason})", markup=False)
+        names = sorted(name for name, why in report.skipped.items() if why == reason)
+        yield f"not compared: {', '.join(names)} ({reason})"
     if report.absent:
-        console.print(f"not in this folder: {', '.join(report.absent)}", markup=False)
-    missed = [f"{check.stage}/{check.tensor}" for check in report.checks if not check.passed]
+        yield f"not in this folder: {', '.join(report.absent)}"
+    missed = list(dict.fromkeys(f"{check.stage}/{check.tensor}" for check in report.checks if not check.passed))
     verdict = "all within their limits" if report.checks else "nothing to check"
     if missed:
         verdict = f"MISSED {len(missed)}: {', '.join(missed)}"
-    console.print(f"{len(report.checks)} checks: {verdict}", markup=False)
+    yield f"{len(report.checks)} checks: {verdict}"
 
 
 def _numbers(check: Check) -> tuple[str, str, str]:

@@ -109,13 +109,17 @@ def _llm(model: VoiceChatModel, t: Tensors) -> Tensors:
         step, state = stt.llm.step(inputs[:, position : position + 1], state)
         steps.append(step)
     layers = {f"layer{i}": x for i, x in enumerate(stt.llm.layer_outputs(inputs))}
-    return layers | {
-        "hidden": hidden,
-        "hidden_dtmin_0.0": hidden,
-        "text_logits": stt.lm_head(hidden),
-        "function_logits": stt.function_head(hidden),
-        "hidden_cached": mx.concatenate(steps, axis=1),
-    }
+    unclamped = {name: hidden for name in t if name == "hidden_dtmin_0.0"}
+    return (
+        layers
+        | unclamped
+        | {
+            "hidden": hidden,
+            "text_logits": stt.lm_head(hidden),
+            "function_logits": stt.function_head(hidden),
+            "hidden_cached": mx.concatenate(steps, axis=1),
+        }
+    )
 
 
 # ----------------------------------------------------------------------------------------------- codec
@@ -360,7 +364,7 @@ STAGES = (
         key="e2e",
         files="e2e_.*",
         run=_end_to_end,
-        inputs=("wav", "prompt_ids", "noise_u", "noise_z"),
+        inputs=("wav", "prompt_ids", "noise_u", "noise_z", "gen_text_timeline"),
         ids={"prompt_ids": "text"},
         skipped={"code_margin_from_t1": MARGIN},
     ),

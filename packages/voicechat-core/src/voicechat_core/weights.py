@@ -5,6 +5,7 @@ that a load never holds the model twice.
 """
 
 import json
+import re
 from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 from typing import cast
@@ -46,6 +47,7 @@ def read_tensors(directory: Path) -> dict[str, mx.array]:
     )
     if not names:
         raise CheckpointError(f"{directory}: no {INDEX} and no model*.safetensors")
+    names |= _numbered(names)
     tensors: dict[str, mx.array] = {}
     for name in sorted(names):
         shard = _read_shard(directory / name)
@@ -57,6 +59,12 @@ def read_tensors(directory: Path) -> dict[str, mx.array]:
     if lost:
         raise CheckpointError(f"{index}: {listed('tensors listed that no shard holds', lost)}")
     return tensors
+
+
+def _numbered(names: set[str]) -> set[str]:
+    """Every shard that ``model-00001-of-00003.safetensors`` promises."""
+    found = (re.fullmatch(r"(.*)-(\d{5})-of-(\d{5})\.safetensors", name) for name in names)
+    return {f"{m[1]}-{i:05d}-of-{m[3]}.safetensors" for m in found if m for i in range(1, int(m[3]) + 1)}
 
 
 def _read_index(index: Path) -> dict[str, str]:
@@ -80,7 +88,7 @@ def _read_shard(path: Path) -> dict[str, mx.array]:
             pass
         tensors = mx.load(str(path))
     except (OSError, RuntimeError, SafetensorError) as error:
-        raise CheckpointError(f"{path}: not a whole safetensors file: {error}") from error
+        raise CheckpointError(f"{path}: cannot be read as safetensors: {error}") from error
     return cast("dict[str, mx.array]", tensors)
 
 
@@ -113,22 +121,34 @@ def assign(module: nn.Module, tensors: dict[str, mx.array], prefix: str = "", op
     Names that begin with one of ``optional`` may be absent; they keep what they have.
 
     Raises:
-        CheckpointError: for a missing tensor, a wrong shape or a wrong kind of number, with both values.
+        CheckpointError: for a missing tensor, a wrong shape or a wrong kind of number, with both values; for a value
+            that is not finite.
     """
     parameters, axes = named_parameters(module), dict(checkpoint_axes(module))
     absent = sorted(prefix + name for name, _ in parameters if prefix + name not in tensors)
     missing = [name for name in absent if not name.startswith(tuple(prefix + name for name in optional))]
     if missing:
         raise CheckpointError(listed("missing tensors", missing))
+    present = [(name, value) for name, value in parameters if prefix + name in tensors]
     weights: list[tuple[str, mx.array]] = []
-    for name, parameter in parameters:
-        full = prefix + name
-        if full in tensors:
-            weights.append((name, _converted(full, tensors.pop(full), parameter, axes.get(name))))
-        if len(weights) % EVALUATED_AT_ONCE == 0:
-            mx.eval([value for _, value in weights[-EVALUATED_AT_ONCE:]])
-    mx.eval([value for _, value in weights])
+    for start in range(0, len(present), EVALUATED_AT_ONCE):
+        chunk = [
+            (name, _converted(prefix + name, tensors.pop(prefix + name), value, axes.get(name)))
+            for name, value in present[start : start + EVALUATED_AT_ONCE]
+        ]
+        _compute(chunk, prefix)
+        weights += chunk
+    # All at once: MLX would fill the gaps of a list of arrays that is only partly given.
     module.load_weights(weights, strict=False)
+
+
+def _compute(weights: list[tuple[str, mx.array]], prefix: str) -> None:
+    """Read and convert, and look at every number once: what is not finite would spread without a word."""
+    finite = [mx.isfinite(value).all() for _, value in weights]
+    mx.eval([value for _, value in weights], finite)
+    bad = [prefix + name for (name, _), good in zip(weights, finite, strict=True) if not good.item()]
+    if bad:
+        raise CheckpointError(listed("tensors with values that are not finite", bad))
 
 
 def _converted(name: str, stored: mx.array, parameter: mx.array, axes: tuple[int, ...] | None) -> mx.array:
