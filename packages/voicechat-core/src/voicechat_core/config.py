@@ -251,7 +251,7 @@ class MogHeadConfig(_Part, frozen=True):
     """``tts_config.mog_head``: the mixture-of-Gaussians head."""
 
     intermediate_size: Size = 4608
-    num_layers: Layers = 3
+    num_layers: Annotated[int, msgspec.Meta(ge=0, le=1024)] = 3
     low_rank: Size = 64
     num_predictions: Size = 1024
     min_log_std: float = -4.0
