@@ -161,6 +161,16 @@ def test_a_suffix_does_not_decide_what_a_file_is(tiny_path: Path, tmp_path: Path
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+def test_progress_that_nobody_can_read_costs_nothing(tiny_path: Path, tmp_path: Path) -> None:
+    words = ["-m", tiny_path, "--audio", SPOKEN, "--extra-seconds", "9", "--output-audio", tmp_path / "r.wav"]
+    command = [sys.executable, "-c", RUN, "generate", *map(str, words)]
+    with Path("/dev/full").open("w") as full:
+        result = subprocess.run(command, stdout=subprocess.PIPE, stderr=full, check=False)
+    assert result.returncode == 0
+    assert soundfile.info(tmp_path / "r.wav").frames == 150 * 1764
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
 def test_an_output_that_nobody_can_read_is_an_error(tmp_path: Path) -> None:
     command = [sys.executable, "-c", RUN, "synthesize", str(tmp_path / "new")]
     with Path("/dev/full").open("w") as full:

@@ -128,6 +128,14 @@ def test_progress_counts_prompt_and_frames(tiny: VoiceChat) -> None:
 def test_a_seed_may_be_numpys(tiny: VoiceChat) -> None:
     a, b = (tiny.generate(noise_like_speech(2560), seed=seed) for seed in (7, np.int64(7)))
     assert np.array_equal(a.audio, b.audio)
+    assert type(b.seed) is int
+
+
+def test_other_numbers_may_be_numpys_too(tiny: VoiceChat) -> None:
+    samples = noise_like_speech(4000)
+    assert tiny.generate(samples, max_frames=np.int16(100)).frames == 4  # type: ignore[arg-type]
+    assert tiny.generate(samples, max_frames=np.uint8(2)).frames == 2  # type: ignore[arg-type]
+    assert tiny.generate(samples, extra_decoding_seconds=np.float32(0.5)).frames == 10  # type: ignore[arg-type]
 
 
 def test_steps_over_a_recording_equal_the_whole(tiny: VoiceChat) -> None:

@@ -108,6 +108,30 @@ def test_nothing_is_overwritten(tiny_path: Path, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="cannot be written"):
         synthesize(tmp_path / "file" / "below")
     assert not [path for path in tmp_path.iterdir() if path.name != "file"]  # nothing is left lying about
-    (tmp_path / "empty").mkdir()
-    assert synthesize(tmp_path / "empty") > 1_000_000
-    load(tmp_path / "empty")
+
+
+def test_an_empty_directory_is_filled_where_and_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target, link = tmp_path / "empty", tmp_path / "link"
+    target.mkdir(mode=0o700)
+    link.symlink_to(target)
+    monkeypatch.chdir(target)
+    assert synthesize(Path()) > 1_000_000
+    load(link)
+    assert target.stat().st_mode & 0o777 == 0o700
+    for file in target.iterdir():
+        file.unlink()
+    assert synthesize(link) > 1_000_000
+    assert len(list(target.iterdir())) == 6
+
+
+def test_a_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*arguments: object) -> None:
+        raise RuntimeError("[write] Unable to write")
+
+    monkeypatch.setattr("voicechat_core.synthetic.write_tensors", full)
+    (tmp_path / "old").mkdir()
+    for name in ("new", "old"):
+        with pytest.raises(CheckpointError, match=r"cannot be written: \[write\] Unable to write"):
+            synthesize(tmp_path / name)
+    assert [path.name for path in tmp_path.iterdir()] == ["old"]
+    assert not list((tmp_path / "old").iterdir())

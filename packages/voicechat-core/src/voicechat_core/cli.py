@@ -52,6 +52,8 @@ def _fail(error: Exception | str, status: int = 1) -> NoReturn:
 
 def _say(text: str) -> None:
     """Print, and notice at once if nobody can read it."""
+    if sys.stdout is None:
+        raise VoiceChatError("standard output is closed")
     try:
         print(text, flush=True)
     except OSError as error:
@@ -104,7 +106,7 @@ def generate(
     # What can be refused is refused before the work that it would cost.
     check_arguments(system_prompt, seed, extra_seconds, max_frames)
     check_writable(output_audio)
-    _refuse_overwriting(output_audio, [audio, *model.glob("*.json"), *model.glob("*.safetensors")])
+    _refuse_overwriting(output_audio, [audio, *model.glob("*.json"), *model.glob("*.safetensors"), *model.glob("*/*")])
     samples = read_audio(audio, INPUT_SAMPLE_RATE)
     voicechat = load(model)
     with position_progress() as progress:
@@ -169,6 +171,6 @@ def verify(
     from voicechat_core.verify import verify as run
 
     report = run(goldens)
-    _say(report_text(report, shutil.get_terminal_size((160, 24)).columns))
+    _say(report_text(report, max(100, shutil.get_terminal_size((160, 24)).columns)))
     if not report.passed:
         raise typer.Exit(1)

@@ -35,7 +35,10 @@ PUBLISHED_PATTERN = "M-M-M-MM-M-M-M*-M-M-M*-M-M-M-M*-M-M-M-M*-M-MM-M-M-M-M-M-"
 Size = Annotated[int, msgspec.Meta(ge=1, le=1 << 24)]
 Layers = Annotated[int, msgspec.Meta(ge=1, le=1024)]
 Id = Annotated[int, msgspec.Meta(ge=0, le=1 << 24)]
-Positive = Annotated[float, msgspec.Meta(gt=0)]
+Context = Annotated[int, msgspec.Meta(ge=0, le=1 << 16)]
+Positive = Annotated[float, msgspec.Meta(gt=0, le=1e9)]
+Scale = Annotated[float, msgspec.Meta(ge=0, le=1e3)]
+Real = Annotated[float, msgspec.Meta(ge=-1e3, le=1e3)]
 
 
 def require_equal(name_a: str, a: object, name_b: str, b: object) -> None:
@@ -123,7 +126,7 @@ class PreprocessorConfig(_Part, frozen=True):
     frame_splicing: int = 1
     pad_to: int = 0
     pad_value: float = 0.0
-    preemph: float = 0.97
+    preemph: Scale = 0.97
 
     def __post_init__(self) -> None:
         self.require(sample_rate=INPUT_SAMPLE_RATE, normalize="NA", window="hann", log=True)
@@ -156,7 +159,7 @@ class EncoderConfig(_Part, frozen=True):
     ff_expansion_factor: Size = 4
     self_attention_model: str = "rel_pos"
     n_heads: Size = 8
-    att_context_size: tuple[int, int] = (70, 0)
+    att_context_size: tuple[Context, Context] = (70, 0)
     att_context_style: str = "chunked_limited"
     xscaling: bool = False
     untie_biases: bool = True
@@ -254,16 +257,16 @@ class MogHeadConfig(_Part, frozen=True):
     num_layers: Annotated[int, msgspec.Meta(ge=0, le=1024)] = 3
     low_rank: Size = 64
     num_predictions: Size = 1024
-    min_log_std: float = -4.0
+    min_log_std: Real = -4.0
     eps: Positive = 1e-6
 
 
 class TtsConfig(_Part, frozen=True):
     """``tts_config``: the EAR-TTS speech decoder. ``audio_prompt_duration`` in seconds."""
 
-    guidance_scale: float
-    top_p: float
-    noise_scale: float
+    guidance_scale: Scale
+    top_p: Annotated[float, msgspec.Meta(gt=0, le=1)]
+    noise_scale: Scale
     hidden_size: Size = 1152
     intermediate_size: Size = 4608
     num_hidden_layers: Layers = 28
@@ -300,10 +303,6 @@ class TtsConfig(_Part, frozen=True):
         if self.sliding_window < 2:
             # NVIDIA's cache keeps everything at 1, its scan nothing: there is no behaviour to follow.
             raise ConfigError(f"sliding_window is {self.sliding_window}; at least 2 is needed")
-        if not 0 < self.top_p <= 1:
-            raise ConfigError(f"top_p is {self.top_p!r}; it must lie in (0, 1]")
-        if self.guidance_scale < 0:
-            raise ConfigError(f"guidance_scale is {self.guidance_scale!r}; it must not be negative")
 
     def is_global(self, layer: int) -> bool:
         """Whether a backbone layer attends to everything (every sixth) or to the sliding window."""
@@ -315,8 +314,8 @@ class CodecConfig(_Part, frozen=True):
 
     sample_rate: Size = 22050
     base_channels: Size = 384
-    channel_multipliers: tuple[int, ...] = (1, 2, 4)
-    downsample_rates: tuple[int, ...] = (7, 7, 9)
+    channel_multipliers: tuple[Size, ...] = (1, 2, 4)
+    downsample_rates: tuple[Size, ...] = (7, 7, 9)
     blocks_per_stage: Layers = 3
     block_kernel_size: Size = 7
     latent_dim: Size = 512
@@ -364,7 +363,7 @@ class VoiceChatConfig(_Part, frozen=True):
     input_sample_rate: Size = INPUT_SAMPLE_RATE
     output_sample_rate: Size = 22050
     frame_duration: Positive = 0.08
-    function_channel_weight: float = 2.0
+    function_channel_weight: Real = 2.0
     default_system_prompt: str = ""
     rnnt_vocabulary: tuple[str, ...] | None = None
     speaker: str = "Aria"

@@ -1,6 +1,5 @@
 """The spellings of config.json that other writers use, turned into one; and the layouts that are another's."""
 
-import math
 import re
 from typing import Any
 
@@ -36,11 +35,10 @@ def normalised(data: dict[str, Any]) -> dict[str, Any]:
     What is of the wrong type stays as it is: the schema names it.
 
     Raises:
-        ConfigError: for a number that is not finite, for a limit on Mamba's step sizes, which would change every hidden
-            state, and for a number that NVIDIA's code would read as something else.
+        ConfigError: for a limit on Mamba's step sizes, which would change every hidden state, and for a number that
+            NVIDIA's code would read as something else.
     """
     result: dict[str, Any] = _without_nulls(data)
-    _refuse_not_finite(result)
     _normalise_pattern(_part(result, "text_config"))
     _check_time_step_limit(_part(result, "text_config").get("time_step_limit", NO_CLAMP))
     characters = _part(_part(result, "tts_config"), "character_encoder")
@@ -75,16 +73,6 @@ def _without_nulls(value: Any) -> Any:
     if isinstance(value, list):
         return [_without_nulls(item) for item in value]
     return value
-
-
-def _refuse_not_finite(value: Any, path: str = "") -> None:
-    """Only the limit on step sizes may be infinite; any other number that is not finite would spread."""
-    if isinstance(value, dict):
-        for key, item in value.items():
-            if key != "time_step_limit":
-                _refuse_not_finite(item, f"{path}.{key}" if path else str(key))
-    elif isinstance(value, float) and not math.isfinite(value):
-        raise ConfigError(f"{path} is {value!r}; a finite number is needed")
 
 
 def _normalise_pattern(text: dict[str, Any]) -> None:

@@ -5,6 +5,7 @@ whatever else the process draws change nothing, and there is no position to rest
 """
 
 import operator
+from numbers import Integral
 from typing import Protocol, SupportsIndex
 
 import mlx.core as mx
@@ -44,7 +45,7 @@ def check_seed(seed: SupportsIndex) -> int:
     Raises:
         InputError: it is not one from 0 to 2**64 - 1.
     """
-    value = operator.index(seed) if hasattr(seed, "__index__") and not isinstance(seed, bool) else -1
+    value = operator.index(seed) if isinstance(seed, Integral) and not isinstance(seed, bool) else -1
     if not 0 <= value < 2**64:
         raise InputError(f"seed is {seed!r}; it must be an integer from 0 to 2**64 - 1")
     return value

@@ -5,9 +5,11 @@
 code id 0 at time 0. That is what goldens are compared with.
 """
 
+import operator
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from numbers import Integral, Real
 
 import mlx.core as mx
 import numpy as np
@@ -181,6 +183,9 @@ def generate(
         ModelError: when the model computes something that is not a number.
     """
     check_arguments(system_prompt, seed, extra_decoding_seconds, max_frames)
+    # Python's own numbers from here on: NumPy's small integers wrap around.
+    seed, extra_decoding_seconds = check_seed(seed), float(extra_decoding_seconds)
+    max_frames = None if max_frames is None else operator.index(max_frames)
     noise = KeyedNoise(seed, model.config.tts_config)
     prompt_ids = model.prompt_ids(system_prompt)
     length = _heard_samples(model, len(samples), extra_decoding_seconds, max_frames)
@@ -203,13 +208,13 @@ def check_arguments(
         raise InputError(f"system_prompt is {system_prompt!r}; text or None is needed")
     if system_prompt is not None and (lone := re.search("[\ud800-\udfff]", system_prompt)):
         raise InputError(f"system_prompt holds the lone surrogate {lone[0]!r} at {lone.start()}")
-    number = isinstance(extra_decoding_seconds, float | int)
+    number = isinstance(extra_decoding_seconds, Real)
     # A century: more is no recording, and would overflow on the way to samples.
     if not number or not 0 <= extra_decoding_seconds < 3.2e9:
         raise InputError(
             f"extra_decoding_seconds is {extra_decoding_seconds!r}; a finite number of at least 0 is needed"
         )
-    if max_frames is not None and (not hasattr(max_frames, "__index__") or max_frames < 0):
+    if max_frames is not None and not (isinstance(max_frames, Integral) and max_frames >= 0):
         raise InputError(f"max_frames is {max_frames!r}; a whole number of at least 0 is needed")
 
 

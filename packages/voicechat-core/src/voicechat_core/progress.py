@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -27,4 +27,5 @@ def position_progress() -> Iterator[Callable[[int, int], None]]:
 
 def _print_line(done: int, total: int) -> None:
     if done % A_LINE == 0 or (done == total and total > A_LINE):
-        print(f"{done} of {total} positions", file=sys.stderr)
+        with suppress(OSError, ValueError):  # nobody listens: no reason to lose the work
+            print(f"{done} of {total} positions", file=sys.stderr, flush=True)

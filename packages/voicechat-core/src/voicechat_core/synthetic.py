@@ -5,6 +5,7 @@ from what they say. Everything that is structure is real: names, shapes, integer
 """
 
 import json
+import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -157,22 +158,27 @@ def synthesize(directory: Path, *, seed: int = 0, preset: str = "tiny", shard_by
     config = preset_config(preset)
     if seed < 0:
         raise InputError(f"seed is {seed}; at least 0 is needed")
-    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-        raise CheckpointError(f"{directory}: exists already and is not an empty directory")
     try:
+        if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+            raise CheckpointError(f"{directory}: exists already and is not an empty directory")
         return _write_whole(directory, config, seed, shard_bytes)
     except (OSError, RuntimeError) as error:  # MLX says RuntimeError where a disk is full
         raise CheckpointError(f"{directory}: cannot be written: {error}") from error
 
 
 def _write_whole(directory: Path, config: VoiceChatConfig, seed: int, shard_bytes: int) -> int:
-    """Write beside the target and rename, so that nobody finds half a checkpoint."""
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{directory.name}-", dir=directory.parent) as scratch:
-        whole = Path(scratch) / "checkpoint"
-        whole.mkdir()
-        parameters = _write(whole, config, seed, shard_bytes)
-        whole.rename(directory)
+    """Write in a corner of the target and move up when all is there, so that nobody finds half a checkpoint."""
+    is_new = not directory.exists()
+    directory.mkdir(parents=True, exist_ok=True)
+    try:
+        with tempfile.TemporaryDirectory(prefix=".partial-", dir=directory) as scratch:
+            parameters = _write(Path(scratch), config, seed, shard_bytes)
+            for file in Path(scratch).iterdir():
+                file.rename(directory / file.name)
+    except BaseException:
+        if is_new:
+            shutil.rmtree(directory, ignore_errors=True)
+        raise
     return parameters
 
 

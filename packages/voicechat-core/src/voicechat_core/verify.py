@@ -180,7 +180,7 @@ def tolerance(key: str, tensor: str) -> float:
 
 
 def report_text(report: Report, width: int = 160) -> str:
-    """A table of every check, then what was not compared and why, then the verdict; lines of at most ``width``."""
+    """A table of every check, then what was not compared and why, then the verdict; the table is ``width`` wide."""
     console = Console(file=io.StringIO(), width=width, highlight=False)
     table = Table(title=str(report.folder))
     for column in ("stage", "tensor", "max error", "relative", "limit", "", "note"):
