@@ -181,3 +181,15 @@ def test_memory_is_linear_in_the_length(tiny: VoiceChat) -> None:
         peaks.append(mx.get_peak_memory() - before)
     # Twice the audio needs at most twice the memory, and a margin for block boundaries; a square would need four times.
     assert peaks[1] < 2.3 * peaks[0]
+
+
+def test_a_prompt_computes_no_logits(tiny: VoiceChat) -> None:
+    """Nothing is chosen there, and at full size they are 1 MB a token: a head of NaNs must go unnoticed."""
+    head = tiny.model.networks.stt_model.lm_head
+    before, head.weight = head.weight, head.weight * float("nan")
+    try:
+        assert tiny.generate(noise_like_speech(1280), system_prompt="hi", max_frames=0).frames == 0
+        with pytest.raises(ModelError, match="frame 0"):
+            tiny.generate(noise_like_speech(1280), system_prompt="hi")
+    finally:
+        head.weight = before

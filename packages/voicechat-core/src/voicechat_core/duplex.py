@@ -95,7 +95,8 @@ def step(
     """One frame: ``audio`` ``[1, 1, H]`` is its projected encoder output. The state is consumed."""
     frame = _think(model, audio, state.text, state.function, state)
     frame.codes, finite = _speak(model, frame.text, state, noise, codes_at_zero)
-    frame.finite = frame.finite & finite
+    # Over a prompt nothing is chosen, and its logits are never computed; here they are.
+    frame.finite = frame.finite & finite & _finite(frame.text_logits) & _finite(frame.function_logits)
     state.text, state.function = frame.text, frame.function
     return frame, state
 
@@ -115,7 +116,7 @@ def _think(model: VoiceChatModel, audio: mx.array, text: mx.array, function: mx.
         hidden=hidden,
         text_logits=text_logits,
         function_logits=function_logits,
-        finite=mx.isfinite(hidden).all() & mx.isfinite(text_logits).all() & mx.isfinite(function_logits).all(),
+        finite=_finite(hidden),
     )
 
 
@@ -131,7 +132,11 @@ def _speak(
     condition = model.subword_table[text]
     tts = model.networks.tts_model.tts_model
     state.codes, hidden, state.ear_tts = tts.step(condition, previous, draws, state.ear_tts)
-    return state.codes, mx.isfinite(hidden).all()
+    return state.codes, _finite(hidden)
+
+
+def _finite(x: mx.array) -> mx.array:
+    return mx.isfinite(x).all()
 
 
 def _previous_codes(model: VoiceChatModel, text: mx.array, state: DuplexState) -> mx.array:

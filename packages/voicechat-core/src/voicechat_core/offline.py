@@ -104,7 +104,8 @@ def run_timeline(
         frames.append(frame if keep_logits else _ids_only(frame))
         if done is not None:
             done(state.position)
-    return Timeline(prompt, frames, heard.encoded)
+    kept = prompt if prompt is None or keep_logits else _ids_only(prompt)
+    return Timeline(kept, frames, heard.encoded)
 
 
 def _nvidia_codes_at_zero(model: VoiceChatModel) -> mx.array:
