@@ -5,6 +5,8 @@ import numpy as np
 import pytest
 
 from voicechat_core import AudioError, ContextLimitError, InputError, ModelError, VoiceChat, duplex
+from voicechat_core.nn.conformer import ConformerEncoder, EncoderState
+from voicechat_core.nn.perception import Perception
 from voicechat_core.nn.rnnt import greedy_step
 from voicechat_core.noise import KeyedNoise
 from voicechat_core.offline import run_timeline, speech
@@ -97,7 +99,9 @@ def test_samples_that_are_not_numbers(tiny: VoiceChat) -> None:
         tiny.generate(np.array([0.0, np.nan], np.float32))
 
 
-def test_more_positions_than_the_model_has(tiny: VoiceChat) -> None:
+def test_more_positions_than_the_model_has(tiny: VoiceChat, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Found before the hours that listening would take."""
+    monkeypatch.setattr(Perception, "__call__", None)
     frames = 131072 - 2
     with pytest.raises(ContextLimitError, match="131072") as caught:
         tiny.generate(np.zeros(frames * 1280, np.float32), system_prompt="hi")
@@ -169,6 +173,19 @@ def test_steps_over_a_recording_equal_the_whole(tiny: VoiceChat) -> None:
     offline = speech(model, whole.over_frames("codes"))
     assert np.abs(streamed[14:] - offline[6:-8]).max() < 1e-5
     assert model.rnnt_vocabulary.text(tokens) == tiny.generate(samples).transcript
+
+
+def test_a_recording_is_encoded_in_blocks(tiny: VoiceChat, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Frame 0 brings one mel row, every other frame eight: at most 128 frames at once, however long the recording."""
+    rows, original = [], ConformerEncoder.step
+
+    def step(encoder: ConformerEncoder, mel: mx.array, state: EncoderState) -> tuple[mx.array, EncoderState]:
+        rows.append(mel.shape[1])
+        return original(encoder, mel, state)
+
+    monkeypatch.setattr(ConformerEncoder, "step", step)
+    tiny.model.networks.stt_model.perception(mx.zeros((1, 300 * 1280)))
+    assert rows == [1 + 8 * 127, 8 * 128, 8 * 44]
 
 
 def test_memory_is_linear_in_the_length(tiny: VoiceChat) -> None:
