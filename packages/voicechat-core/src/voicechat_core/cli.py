@@ -1,7 +1,6 @@
 """The ``voicechat`` command: generate, synthesize, verify."""
 
 import json
-import os
 import shutil
 import sys
 from importlib.metadata import version
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from voicechat_core.errors import ContextLimitError, InputError, VoiceChatError
+from voicechat_core.progress import discard
 
 if TYPE_CHECKING:
     from voicechat_core.offline import GenerationResult
@@ -57,8 +57,7 @@ def _say(text: str) -> None:
     try:
         print(text, flush=True)
     except OSError as error:
-        # Python would flush once more at its end, and fail again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        discard(sys.stdout)
         raise VoiceChatError(f"standard output cannot be written: {error}") from error
 
 
