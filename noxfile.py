@@ -95,6 +95,10 @@ def compat(session: nox.Session) -> None:
     session.run("pytest", "tests", "--ignore=tests/parity", "-q")
 
 
+# MLX's oldest macOS; and the system's certificates, which pip uses and uv otherwise does not.
+RESOLVE_ENV = {"MACOSX_DEPLOYMENT_TARGET": "14.0", "UV_NATIVE_TLS": "1", "UV_SYSTEM_CERTS": "1"}
+
+
 @nox.session
 def resolve(session: nox.Session) -> None:
     """Our packages and all that they need must resolve to wheels on the next Python, on Linux and on macOS."""
@@ -110,7 +114,7 @@ def resolve(session: nox.Session) -> None:
         session.log(f"Python 3.14 on {platform}")
         target = Path(session.create_tmp()) / f"{platform}.txt"
         words = [*options, "--python-platform", platform, "-o", str(target), str(requirements)]
-        session.run("uv", "pip", "compile", *words, env={"MACOSX_DEPLOYMENT_TARGET": "14.0"})  # MLX's oldest
+        session.run("uv", "pip", "compile", *words, env=RESOLVE_ENV)
 
 
 @nox.session
