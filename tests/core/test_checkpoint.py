@@ -12,7 +12,9 @@ import pytest
 from voicechat_core import CheckpointError, load
 from voicechat_core.checkpoint import checkpoint_tensors, load_networks
 from voicechat_core.config import VoiceChatConfig
+from voicechat_core.convert import convert
 from voicechat_core.model import Networks
+from voicechat_core.quantization import Quantization
 from voicechat_core.synthetic import synthesize
 from voicechat_core.weights import named_parameters, read_tensors, write_tensors
 
@@ -268,10 +270,105 @@ def test_vocabulary_sizes_that_disagree(broken: Path) -> None:
     assert str(size + 1) in text
 
 
-def test_quantized_builds_are_refused_by_name(broken: Path) -> None:
-    name = Q_PROJ.replace(".weight", ".scales")
-    rewrite(broken, lambda tensors: tensors.update({name: mx.zeros((128, 2))}))
-    assert "1 quantized modules: stt_model.llm.layers.3.mixer.q_proj" in message(broken)
+@pytest.fixture
+def packed(tiny_path: Path, tmp_path: Path) -> Path:
+    """A 4-bit build that a test may spoil; every matrix of the language model is packed."""
+    convert(tiny_path, tmp_path / "packed", Quantization(4, 32))
+    return tmp_path / "packed"
+
+
+PACKED = Q_PROJ.removesuffix(".weight")
+
+
+def test_a_packed_build_loads_as_it_is_stored(packed: Path) -> None:
+    stored = read_tensors(packed)
+    loaded = dict(named_parameters(load(packed).model.networks))
+    parts = [f"{PACKED}.{part}" for part in ("weight", "scales", "biases")]
+    assert [loaded[name].dtype for name in parts] == [mx.uint32, mx.float32, mx.float32]
+    assert all(mx.array_equal(loaded[name], stored[name]) for name in parts)
+    assert sum(x.dtype == mx.uint32 for x in loaded.values()) == 2 * 2 + 2 * 2 + 4 + 3
+
+
+def test_one_module_in_eight_bits(packed: Path, tiny_path: Path) -> None:
+    weight = read_tensors(tiny_path)[Q_PROJ]
+    parts = mx.quantize(weight, group_size=32, bits=8)
+    names = (f"{PACKED}.{part}" for part in ("weight", "scales", "biases"))
+    rewrite(packed, lambda tensors: tensors.update(zip(names, parts, strict=True)))
+    config = json.loads((packed / "config.json").read_text())
+    config["quantization"][PACKED] = {"bits": 8, "group_size": 32}
+    (packed / "config.json").write_text(json.dumps(config))
+    module = load(packed).model.networks.stt_model.llm.layers[3].mixer.q_proj
+    assert module.quantization == Quantization(8, 32)
+    assert mx.array_equal(module.rows(mx.arange(128)), mx.dequantize(*parts, group_size=32, bits=8))
+
+
+def with_map(path: Path, entry: object) -> None:
+    config = json.loads((path / "config.json").read_text())
+    config["quantization"][PACKED] = entry
+    (path / "config.json").write_text(json.dumps(config))
+
+
+def test_each_inconsistency_of_a_packed_build_is_refused(packed: Path, tiny_path: Path) -> None:
+    good = read_tensors(packed)
+    dense = mx.array(np.array(read_tensors(tiny_path)[Q_PROJ]))
+    rewrite(packed, lambda tensors: tensors.pop(Q_PROJ))
+    assert message(packed) == f"{packed}: {PACKED} has scales but no weight"
+    rewrite(packed, lambda tensors: tensors.update({Q_PROJ: dense}))
+    expected = "is there both dense (float32 weight) and quantized (scales): one of the two is needed"
+    assert message(packed) == f"{packed}: {PACKED} {expected}"
+    rewrite(packed, lambda tensors: tensors.update({Q_PROJ: good[Q_PROJ]}))
+    with_map(packed, False)
+    expected = "has scales, but config.json says that it is not quantized (false)"
+    assert message(packed) == f"{packed}: {PACKED} {expected}"
+    with_map(packed, {"bits": 4, "group_size": 64})
+    one = mx.zeros((128, 1))
+    rewrite(packed, lambda tensors: tensors.update({f"{PACKED}.scales": one, f"{PACKED}.biases": one}))
+    assert message(packed) == f"{packed}: {PACKED}: group_size 64 does not divide its 96 inputs"
+
+
+def test_a_dense_module_that_the_map_calls_quantized_is_loaded_and_named_once(
+    packed: Path, tiny_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    dense = mx.array(np.array(read_tensors(tiny_path)[Q_PROJ]))
+
+    def unpack(tensors: dict[str, mx.array]) -> None:
+        del tensors[f"{PACKED}.scales"], tensors[f"{PACKED}.biases"]
+        tensors[Q_PROJ] = dense
+
+    rewrite(packed, unpack)
+    module = load(packed).model.networks.stt_model.llm.layers[3].mixer.q_proj
+    assert module.quantization is None
+    assert mx.array_equal(module.weight, dense)
+    (record,) = caplog.records
+    said = "config.json says that it is quantized, but its weight is dense and has no scales"
+    assert record.message == f"{packed}: {PACKED}: {said}"
+
+
+def test_a_conflict_of_many_modules_is_one_line(packed: Path) -> None:
+    def drop(tensors: dict[str, mx.array]) -> None:
+        for name in [name for name in tensors if name.endswith(".biases")]:
+            del tensors[name]
+
+    rewrite(packed, drop)
+    assert message(packed).endswith("embed_tokens has scales but no biases; and 14 more, see voicechat inspect")
+
+
+def test_equal_codebooks_are_held_once(tiny_path: Path, broken: Path) -> None:
+    name = "tts_model.audio_codec.prvq.mus_list.3"
+    mx.clear_cache()
+
+    def held(path: Path) -> int:
+        before = mx.get_active_memory()
+        networks = load(path).model.networks
+        used = mx.get_active_memory() - before
+        assert networks.tts_model.audio_codec.prvq.mus_list[3].shape == (64, 32)
+        return used
+
+    once = held(tiny_path)
+    rewrite(broken, lambda tensors: tensors.update({name: tensors[name] + 1}))
+    assert held(broken) - once == pytest.approx(31 * 64 * 32 * 4, rel=0.1)
+    networks = load(broken).model.networks.tts_model
+    assert mx.array_equal(networks.audio_codec.prvq.mus_list[3], networks.tts_model.rvq_embs[3] + 1)
 
 
 def test_not_a_directory(tmp_path: Path, broken: Path) -> None:

@@ -220,7 +220,7 @@ def test_half_precision_keeps_the_memory_in_float32(n):
     x = mx.random.normal((1, n, CONFIG.hidden_size))
     exact = mixer(x)
     mixer.update(tree_map(lambda p: p.astype(mx.bfloat16), mixer.parameters()))
-    y, state = mixer.step(x.astype(mx.bfloat16), mixer.new_state(dtype=mx.bfloat16))
+    y, state = mixer.step(x.astype(mx.bfloat16), mixer.new_state())
     assert (y.dtype, state.conv.dtype, state.ssm.dtype) == (mx.bfloat16, mx.bfloat16, mx.float32)
     assert error(y.astype(mx.float32), exact) < 0.05  # eight bits through two projections
 

@@ -44,7 +44,7 @@ def embeddings(n, batch=1):
 
 def by_steps(module, x, size=1):
     """Outputs of ``module`` fed ``size`` positions at a time, and the last state."""
-    state, outputs = module.new_state(x.shape[0], x.dtype), []
+    state, outputs = module.new_state(x.shape[0]), []
     for start in range(0, x.shape[1], size):
         y, state = module.step(x[:, start : start + size], state)
         mx.eval(y)
@@ -187,7 +187,7 @@ def test_half_precision_passes_through(n):
     x = embeddings(n)
     exact = model(x)
     model.update(tree_map(lambda p: p.astype(mx.bfloat16), model.parameters()))
-    y, state = model.step(x.astype(mx.bfloat16), model.new_state(dtype=mx.bfloat16))
+    y, state = model.step(x.astype(mx.bfloat16), model.new_state())
     dtypes = {name: array.dtype for name, array in states.arrays(state)}
     assert y.dtype == mx.bfloat16
     assert {dtype for name, dtype in dtypes.items() if not name.endswith("ssm")} == {mx.bfloat16}

@@ -1,10 +1,12 @@
 """Directory -> model: what a published checkpoint holds, and what it must not.
 
-Every tensor has its parameter and every parameter its tensor. Dense floating weights become float32, the precision
-in which everything is proved.
+Every tensor has its parameter and every parameter its tensor. A matrix with scales is a quantized one, by the rule of
+``quantization``; ``precision`` says what everything else is kept in.
 """
 
+import logging
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import mlx.core as mx
@@ -14,25 +16,53 @@ from voicechat_core.config import VoiceChatConfig
 from voicechat_core.errors import CheckpointError
 from voicechat_core.model import Networks, VoiceChatModel
 from voicechat_core.nn.layout import checkpoint_axes, to_checkpoint
+from voicechat_core.nn.linear import matrices
 from voicechat_core.nn.mel import filterbank, hann_window
+from voicechat_core.precision import Precision, activations, check_precision, chosen, dtypes
+from voicechat_core.quantization import Plan, plan
 from voicechat_core.tokenizer import RnntVocabulary, Tokenizer
-from voicechat_core.weights import assign, listed, named_parameters, read_tensors
+from voicechat_core.weights import assign, listed, mismatches, mismatches_text, named_parameters, read_tensors
 
-__all__ = ["checkpoint_tensors", "load_model", "load_networks"]
+__all__ = ["Contents", "checkpoint_tensors", "examine", "load_model", "load_networks"]
+
+log = logging.getLogger(__name__)
 
 # Tensors that are stored but not used: recomputed in float64 (featurizer), training statistics (variances), or
 # constants that are checked instead (control codes).
-UNUSED_PREFIXES = ("stt_model.perception.preprocessor.", "tts_model.audio_codec.prvq._variance_list.")
 CONTROL_CODES = "tts_model._control_codes"
+TABLES, CODEBOOKS = "tts_model.tts_model.rvq_embs", "tts_model.audio_codec.prvq.mus_list."
+UNUSED = ("stt_model.perception.preprocessor.", "tts_model.audio_codec.prvq._variance_list.", CONTROL_CODES)
 TRANSCRIPT_PREFIXES = ("stt_model.rnnt_decoder.", "stt_model.rnnt_joint.")
 
 
-def load_model(directory: Path) -> VoiceChatModel:
+@dataclass(frozen=True)
+class Contents:
+    """What a directory's tensors are to the model, found without reading any.
+
+    ``networks`` have room for exactly these tensors and hold none yet. ``problems`` forbid loading, ``warnings`` not.
+    """
+
+    config: VoiceChatConfig
+    tensors: dict[str, mx.array]
+    networks: Networks
+    plan: Plan
+    optional: tuple[str, ...]
+    problems: list[str]
+
+    @property
+    def warnings(self) -> list[str]:
+        """What is odd and loads all the same."""
+        return self.plan.warnings
+
+
+def load_model(directory: Path, precision: Precision = "float32") -> VoiceChatModel:
     """Load everything a checkpoint directory holds.
 
     Raises:
         CheckpointError: naming the file or the tensor, and both values where two disagree.
+        InputError: for a precision that does not exist.
     """
+    check_precision(precision)
     if not directory.is_dir():
         what = "not a directory" if directory.exists() else "no such directory"
         raise CheckpointError(f"{directory}: {what}; a checkpoint is one that holds config.json and safetensors files")
@@ -40,31 +70,76 @@ def load_model(directory: Path) -> VoiceChatModel:
     tokenizer = Tokenizer.from_directory(directory, config.text_config.vocab_size)
     vocabulary = RnntVocabulary.from_checkpoint(directory, config)
     try:
-        networks = load_networks(directory, config, transcript=vocabulary.enabled)
+        networks = load_networks(directory, config, precision, transcript=vocabulary.enabled)
         return VoiceChatModel.from_networks(config, networks, tokenizer, vocabulary)
     except CheckpointError as error:
         where = "" if str(error).startswith(str(directory)) else f"{directory}: "
         raise CheckpointError(f"{where}{error}") from error
 
 
-def load_networks(directory: Path, config: VoiceChatConfig, *, transcript: bool = True) -> Networks:
-    """The four networks with the directory's weights, in float32; without ``transcript`` the RNNT's may be absent."""
-    tensors = read_tensors(directory)
-    _refuse_quantized(directory, tensors)
+def load_networks(
+    directory: Path, config: VoiceChatConfig, precision: Precision = "float32", *, transcript: bool = True
+) -> Networks:
+    """The four networks with the directory's weights; without ``transcript`` the RNNT's may be absent."""
+    contents = examine(directory, config, transcript=transcript)
+    if contents.problems:
+        raise CheckpointError(f"{directory}: {_first(contents.problems)}")
+    if contents.warnings:
+        log.warning("%s: %s", directory, _first(contents.warnings))
+    networks, tensors = contents.networks, contents.tensors
     _check_control_codes(config, tensors)
-    for name in [name for name in tensors if name.startswith(UNUSED_PREFIXES)]:
+    dtype, parameters = chosen(precision, tensors), dict(named_parameters(networks))
+    wanted = dtypes(parameters, tensors, dtype)
+    for path in contents.plan.modules:
+        matrices(networks)[path].give(activations(f"{path}.weight", parameters, dtype))
+    for name in [name for name in tensors if name.startswith(UNUSED)]:
         del tensors[name]
-    networks = Networks(config)
-    optional = () if transcript else TRANSCRIPT_PREFIXES
-    assign(networks, tensors, optional=optional)
-    if tensors:
-        raise CheckpointError(f"{directory}: {listed('tensors that this model does not have', sorted(tensors))}")
+    once = _codebooks_once(tensors, config)
+    assign(networks, tensors, optional=(*contents.optional, *once), dtypes=wanted)
+    if once:
+        networks.tts_model.audio_codec.prvq.mus_list = list(networks.tts_model.tts_model.rvq_embs)
     _check_silence(networks, config)
     return networks
 
 
+def examine(directory: Path, config: VoiceChatConfig, *, transcript: bool = True) -> Contents:
+    """Match a directory's tensors with the model, by names, shapes and kinds of numbers alone.
+
+    Raises:
+        CheckpointError: when the files themselves are missing or cannot be read.
+    """
+    tensors, networks = read_tensors(directory), Networks(config)
+    found = plan(config.quantization_map, tensors, {path: m.shape for path, m in matrices(networks).items()})
+    for path, quantization in found.modules.items():
+        matrices(networks)[path].quantize(quantization)
+    optional = () if transcript else TRANSCRIPT_PREFIXES
+    faults = [fault for fault in mismatches(networks, tensors, optional=optional) if not _spoken_for(fault[0], found)]
+    known = {name for name, _ in named_parameters(networks)}
+    unknown = sorted(name for name in tensors.keys() - known if not name.startswith(UNUSED))
+    extra = [name for name in unknown if not _spoken_for(name, found)]
+    left_over = [listed("tensors that this model does not have", extra)] if extra else []
+    problems = [*found.problems.values(), *mismatches_text(faults), *left_over]
+    return Contents(config, tensors, networks, found, optional, problems)
+
+
+def _spoken_for(name: str, found: Plan) -> bool:
+    """Whether a tensor's module has a problem of its own already."""
+    return name.rpartition(".")[0] in found.problems
+
+
+def _first(lines: list[str]) -> str:
+    return lines[0] + (f"; and {len(lines) - 1} more, see voicechat inspect" if len(lines) > 1 else "")
+
+
+def _codebooks_once(tensors: dict[str, mx.array], config: VoiceChatConfig) -> list[str]:
+    """Drop the codec's codebooks where the speech decoder's tables equal them to the bit: one copy serves both."""
+    tables, names = tensors[TABLES], [f"{CODEBOOKS}{level}" for level in range(config.codec_config.num_quantizers)]
+    equal = all(mx.array_equal(table, tensors[name]).item() for table, name in zip(tables, names, strict=True))
+    return [name for name in names if tensors.pop(name, None) is not None] if equal else []
+
+
 def checkpoint_tensors(networks: Networks, config: VoiceChatConfig) -> Iterator[tuple[str, mx.array]]:
-    """Names and arrays as a checkpoint stores them: PyTorch axis order, integer buffers int64, constants included."""
+    """Names and arrays as a dense checkpoint stores them: PyTorch axis order, integer buffers int64, constants."""
     axes = dict(checkpoint_axes(networks))
     for name, value in named_parameters(networks):
         stored = to_checkpoint(value, axes.get(name))
@@ -79,14 +154,6 @@ def _unused_tensors(config: VoiceChatConfig) -> Iterator[tuple[str, mx.array]]:
     for level in range(config.codec_config.num_quantizers):
         yield f"tts_model.audio_codec.prvq._variance_list.{level}.variance", mx.array(1.0)
     yield CONTROL_CODES, mx.array(_control_codes(config), dtype=mx.int64)
-
-
-def _refuse_quantized(directory: Path, tensors: dict[str, mx.array]) -> None:
-    quantized = sorted(name.removesuffix(".scales") for name in tensors if name.endswith(".scales"))
-    if quantized:
-        raise CheckpointError(
-            f"{directory}: {listed('quantized modules', quantized)}; this version loads dense checkpoints only"
-        )
 
 
 def _control_codes(config: VoiceChatConfig) -> list[int]:

@@ -1,4 +1,4 @@
-"""The ``voicechat`` command: generate, synthesize, verify."""
+"""The ``voicechat`` command: generate, inspect, list, quantize, synthesize, verify."""
 
 import json
 import shutil
@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from voicechat_core.offline import GenerationResult
 
 __all__ = ["main"]
+
+CHECKPOINT_HELP = "A checkpoint: its directory, or its name on the hub, from where it is downloaded once."
+PRECISION_HELP = "auto (as the checkpoint's dense weights are stored), float32 or bfloat16."
+BITS = (4, 8)  # what published builds have
 
 app = typer.Typer(
     help="Full-duplex speech with NVIDIA NemotronLabs VoiceChat on MLX.",
@@ -78,9 +82,7 @@ def _options(
 
 @app.command()
 def generate(
-    model: Annotated[
-        Path, typer.Option("-m", "--model", readable=False, help="Checkpoint directory in the published layout.")
-    ],
+    model: Annotated[str, typer.Option("-m", "--model", help=CHECKPOINT_HELP)],
     audio: Annotated[
         Path, typer.Option("--audio", readable=False, help="What the user says: WAV, FLAC, Ogg; any rate.")
     ],
@@ -93,32 +95,44 @@ def generate(
     seed: Annotated[int, typer.Option(help="Of the voice's random draws.", min=0)] = 0,
     extra_seconds: Annotated[float, typer.Option(help="Silence to listen to after the recording.", min=0)] = 0.0,
     max_frames: Annotated[int | None, typer.Option(help="Stop after this many 80 ms frames.", min=0)] = None,
+    precision: Annotated[str, typer.Option(help=PRECISION_HELP)] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
 ) -> None:
     """Answer a recording: print what was said and answered, write the spoken answer."""
     from voicechat_core.audio import check_writable, read_audio, write_wav
     from voicechat_core.config import INPUT_SAMPLE_RATE
+    from voicechat_core.hub import locate
     from voicechat_core.offline import check_arguments
-    from voicechat_core.progress import position_progress
+    from voicechat_core.precision import check_precision
+    from voicechat_core.progress import progress
     from voicechat_core.voicechat import load
 
     # What can be refused is refused before the work that it would cost.
     check_arguments(system_prompt, seed, extra_seconds, max_frames)
+    wanted = check_precision(precision)
     check_writable(output_audio)
-    _refuse_overwriting(output_audio, [audio, *model.glob("*.json"), *model.glob("*.safetensors"), *model.glob("*/*")])
+    _refuse_overwriting(output_audio, [audio])
     samples = read_audio(audio, INPUT_SAMPLE_RATE)
-    voicechat = load(model)
-    with position_progress() as progress:
+    directory = locate(model)
+    parts = [path for pattern in ("*.json", "*.safetensors", "*/*") for path in directory.glob(pattern)]
+    _refuse_overwriting(output_audio, parts)
+    voicechat = load(directory, precision=wanted)
+    with progress("positions") as report:
         result = voicechat.generate(
             samples,
             system_prompt=system_prompt,
             seed=seed,
             extra_decoding_seconds=extra_seconds,
             max_frames=max_frames,
-            progress=progress,
+            progress=report,
         )
     write_wav(output_audio, result.audio, result.sample_rate)
     _say(_as_json(result) if as_json else _as_text(result, output_audio))
+
+
+def _width() -> int:
+    """Columns for a table: the terminal's, but never so few that names break."""
+    return max(100, shutil.get_terminal_size((160, 24)).columns)
 
 
 def _refuse_overwriting(output: Path, inputs: list[Path]) -> None:
@@ -153,23 +167,87 @@ def synthesize(
     directory: Annotated[Path, typer.Argument(metavar="DST", help="A new or empty directory.")],
     seed: Annotated[int, typer.Option(help="Of the weights.", min=0)] = 0,
     preset: Annotated[str, typer.Option(help="tiny, mid or deep.")] = "tiny",
+    dtype: Annotated[str, typer.Option(help="What floats are stored in: float32 or bfloat16.")] = "float32",
 ) -> None:
     """Write a checkpoint with random weights and true structure."""
     from voicechat_core.synthetic import synthesize as write
 
-    parameters = write(directory, seed=seed, preset=preset)
-    _say(f"{directory}: {preset}, seed {seed}, {parameters:,} parameters")
+    parameters = write(directory, seed=seed, preset=preset, dtype=dtype)
+    _say(f"{directory}: {preset}, seed {seed}, {parameters:,} parameters in {dtype}")
+
+
+@app.command()
+def inspect(
+    checkpoint: Annotated[str, typer.Argument(metavar="CHECKPOINT", help=CHECKPOINT_HELP)],
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
+) -> None:
+    """Show what a checkpoint holds, and what is missing, left over or inconsistent. Status 1 if anything is."""
+    from voicechat_core.hub import locate
+    from voicechat_core.inspection import inspect as run
+    from voicechat_core.inspection import inspection_json, inspection_text
+
+    found = run(locate(checkpoint))
+    _say(json.dumps(inspection_json(found)) if as_json else inspection_text(found, _width()))
+    if not found.passed:
+        raise typer.Exit(1)
+
+
+@app.command("list")
+def list_models(
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
+) -> None:
+    """Show which families of models run here, their published checkpoints, and which of them are on this machine."""
+    from voicechat_core.catalogue import listing, listing_text
+
+    found = listing()
+    _say(json.dumps(found) if as_json else listing_text(found))
+
+
+@app.command()
+def quantize(
+    source: Annotated[str, typer.Argument(metavar="SRC", help="A dense checkpoint: its directory or its hub name.")],
+    target: Annotated[Path, typer.Argument(metavar="DST", help="A directory that does not exist.")],
+    bits: Annotated[int, typer.Option(help="Of a packed number: 4 or 8.")],
+    group_size: Annotated[int, typer.Option(help="Numbers that share a scale: 32, 64 or 128.")] = 64,
+    dtype: Annotated[
+        str | None, typer.Option(help="Of what stays dense: float32 or bfloat16. Default: as it is in SRC.")
+    ] = None,
+) -> None:
+    """Pack the language model's matrices, its embedding and its heads, as the published 4-bit and 8-bit builds are."""
+    from voicechat_core.convert import check_stored, convert
+    from voicechat_core.hub import locate
+    from voicechat_core.progress import progress
+    from voicechat_core.quantization import Quantization
+
+    if bits not in BITS:
+        raise InputError(f"bits is {bits}; one of {', '.join(map(str, BITS))} is needed")
+    if dtype is not None:
+        check_stored(dtype)
+    if target.exists():
+        raise InputError(f"{target}: exists already; nothing is written over it")
+    directory = locate(source, notices=True)
+    with progress("tensors") as report:
+        done = convert(directory, target, Quantization(bits, group_size), dtype=dtype, progress=report)
+    size = f"{done.bytes_after / 1e9:.3f} GB, from {done.bytes_before / 1e9:.3f} GB"
+    _say(f"{target}: {len(done.modules)} modules in {Quantization(bits, group_size)}; {size}")
+    if done.left_dense:
+        _say(f"left dense, since {group_size} does not divide their inputs: {', '.join(done.left_dense)}")
 
 
 @app.command()
 def verify(
     goldens: Annotated[Path, typer.Argument(metavar="GOLDENS_DIR", help="Holds checkpoint/, goldens/, manifest.json.")],
+    checkpoint: Annotated[
+        Path | None, typer.Option(help="Another build of the same weights: measured, not judged.")
+    ] = None,
+    precision: Annotated[str, typer.Option(help="float32; others are measured, not judged.")] = "float32",
 ) -> None:
     """Compare every stage with a folder of goldens. Status 1 on any miss."""
+    from voicechat_core.precision import check_precision
     from voicechat_core.verify import report_text
     from voicechat_core.verify import verify as run
 
-    report = run(goldens)
-    _say(report_text(report, max(100, shutil.get_terminal_size((160, 24)).columns)))
+    report = run(goldens, checkpoint=checkpoint, precision=check_precision(precision))
+    _say(report_text(report, _width()))
     if not report.passed:
         raise typer.Exit(1)

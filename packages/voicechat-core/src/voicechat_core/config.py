@@ -12,6 +12,7 @@ import msgspec
 
 from voicechat_core.config_spellings import MODEL_TYPE, found_at, normalised, reject_other_layouts
 from voicechat_core.errors import ConfigError
+from voicechat_core.quantization import QuantizationMap
 
 __all__ = [
     "AudioConfig",
@@ -367,6 +368,8 @@ class VoiceChatConfig(_Part, frozen=True):
     default_system_prompt: str = ""
     rnnt_vocabulary: tuple[str, ...] | None = None
     speaker: str = "Aria"
+    quantization: dict[str, Any] | None = None
+    quantization_config: dict[str, Any] | None = None  # other software's name for the same
 
     def __post_init__(self) -> None:
         text, audio, tts, codec = self.text_config, self.audio_config, self.tts_config, self.codec_config
@@ -382,6 +385,7 @@ class VoiceChatConfig(_Part, frozen=True):
         require_equal("output_sample_rate", self.output_sample_rate, "codec_config.sample_rate", codec.sample_rate)
         self._check_ids()
         self._check_clock()
+        _ = self.quantization_map
 
     def _check_ids(self) -> None:
         for name in ("bos_token_id", "eos_token_id", "pad_token_id", "silence_token_id"):
@@ -402,6 +406,11 @@ class VoiceChatConfig(_Part, frozen=True):
             "codec samples a frame",
             self.codec_config.frame_samples,
         )
+
+    @property
+    def quantization_map(self) -> QuantizationMap:
+        """Which modules are stored packed, and how."""
+        return QuantizationMap.from_dict(self.quantization or self.quantization_config or {})
 
     @property
     def input_frame_samples(self) -> int:

@@ -7,6 +7,7 @@
     ├── InputError          the caller's fault: an argument out of range (also a ValueError)
     │   └── ContextLimitError   more positions than the model has
     ├── GoldensError        a goldens folder that cannot be verified: a file or a tensor is missing
+    ├── HubError            the hub's or the network's fault: no such repository, gated, no network, an incomplete cache
     └── ModelError          ours or the weights': the model computed something that is not a number
 
 Each message names the thing, and where two values disagree, both.
@@ -18,6 +19,7 @@ __all__ = [
     "ConfigError",
     "ContextLimitError",
     "GoldensError",
+    "HubError",
     "InputError",
     "ModelError",
     "VoiceChatError",
@@ -50,6 +52,10 @@ class ContextLimitError(InputError):
 
 class GoldensError(VoiceChatError):
     """A goldens folder lacks what verifying needs."""
+
+
+class HubError(VoiceChatError):
+    """A checkpoint cannot be had from the hub, nor whole from its cache."""
 
 
 class ModelError(VoiceChatError):

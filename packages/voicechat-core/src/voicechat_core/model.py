@@ -12,6 +12,7 @@ from voicechat_core.config import VoiceChatConfig
 from voicechat_core.nn.char_table import CharTable
 from voicechat_core.nn.codec import Codec
 from voicechat_core.nn.ear_tts import EarTTS, EarTtsState
+from voicechat_core.nn.linear import Embedding, Linear
 from voicechat_core.nn.nemotron_h import NemotronH
 from voicechat_core.nn.perception import Perception
 from voicechat_core.nn.rnnt import RnntDecoder, RnntJoint
@@ -30,10 +31,10 @@ class SttModel(nn.Module):
         self.perception = Perception(audio)
         self.rnnt_decoder = RnntDecoder(audio.decoder)
         self.rnnt_joint = RnntJoint(audio.joint)
-        self.embed_tokens = nn.Embedding(text.vocab_size, text.hidden_size)
+        self.embed_tokens = Embedding(text.vocab_size, text.hidden_size)
         self.llm = NemotronH(text)
-        self.lm_head = nn.Linear(text.hidden_size, text.vocab_size, bias=False)
-        self.function_head = nn.Linear(text.hidden_size, text.vocab_size, bias=False)
+        self.lm_head = Linear(text.hidden_size, text.vocab_size, bias=False)
+        self.function_head = Linear(text.hidden_size, text.vocab_size, bias=False)
 
 
 class TtsModel(nn.Module):

@@ -1,4 +1,4 @@
-"""Progress on stderr: a bar on a terminal, elsewhere a line every ten seconds of audio."""
+"""Progress on stderr: a bar on a terminal, elsewhere a line now and then."""
 
 import os
 import sys
@@ -9,9 +9,9 @@ from typing import TextIO
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-__all__ = ["discard", "position_progress"]
+__all__ = ["discard", "progress"]
 
-A_LINE = 125  # positions: ten seconds of audio
+A_LINE = 125  # of what is counted: ten seconds of audio, or a fourteenth of a checkpoint's tensors
 
 
 def discard(stream: TextIO) -> None:
@@ -21,21 +21,21 @@ def discard(stream: TextIO) -> None:
 
 
 @contextmanager
-def position_progress() -> Iterator[Callable[[int, int], None]]:
-    """A callback ``(positions done, positions in all)`` that shows progress while the context lasts."""
+def progress(what: str) -> Iterator[Callable[[int, int], None]]:
+    """A callback ``(done, in all)`` that shows how many of ``what`` are done while the context lasts."""
     console = Console(stderr=True)
     if not console.is_terminal:
-        yield _print_line
+        yield lambda done, total: _print_line(what, done, total)
         return
-    columns = (TextColumn("positions"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("positions", total=None)
+        task = bar.add_task(what, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
-def _print_line(done: int, total: int) -> None:
+def _print_line(what: str, done: int, total: int) -> None:
     if done % A_LINE == 0 or (done == total and total > A_LINE):
         try:
-            print(f"{done} of {total} positions", file=sys.stderr, flush=True)
+            print(f"{done} of {total} {what}", file=sys.stderr, flush=True)
         except (OSError, ValueError):
             discard(sys.stderr)  # nobody listens: no reason to lose the work

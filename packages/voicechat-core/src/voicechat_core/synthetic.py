@@ -5,8 +5,6 @@ from what they say. Everything that is structure is real: names, shapes, integer
 """
 
 import json
-import shutil
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,9 @@ import msgspec
 
 from voicechat_core.checkpoint import checkpoint_tensors
 from voicechat_core.config import PUBLISHED_PATTERN, VoiceChatConfig
-from voicechat_core.errors import CheckpointError, InputError
+from voicechat_core.convert import check_stored, stored_as
+from voicechat_core.errors import InputError
+from voicechat_core.files import written_whole
 from voicechat_core.model import char_table
 from voicechat_core.synthetic_text import RNNT_PIECES, vocabulary_size, write_tokenizer
 from voicechat_core.synthetic_weights import random_networks
@@ -146,49 +146,34 @@ def preset_config(preset: str) -> VoiceChatConfig:
     return VoiceChatConfig.from_dict(data)
 
 
-def synthesize(directory: Path, *, seed: int = 0, preset: str = "tiny", shard_bytes: int = SHARD_BYTES) -> int:
+def synthesize(
+    directory: Path, *, seed: int = 0, preset: str = "tiny", dtype: str = "float32", shard_bytes: int = SHARD_BYTES
+) -> int:
     """Write a random checkpoint in the published layout; the same seed writes the same weights.
+
+    ``dtype`` is what floats are stored in, as published builds are: float32 or bfloat16.
 
     Returns the number of parameters.
 
     Raises:
-        InputError: for an unknown preset or a negative seed.
+        InputError: for an unknown preset or dtype, or a negative seed.
         CheckpointError: when the directory exists and is not empty, or cannot be written.
     """
     config = preset_config(preset)
     if seed < 0:
         raise InputError(f"seed is {seed}; at least 0 is needed")
-    try:
-        if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-            raise CheckpointError(f"{directory}: exists already and is not an empty directory")
-        return _write_whole(directory, config, seed, shard_bytes)
-    except (OSError, RuntimeError) as error:  # MLX says RuntimeError where a disk is full
-        raise CheckpointError(f"{directory}: cannot be written: {error}") from error
+    check_stored(dtype)
+    with written_whole(directory) as scratch:
+        return _write(scratch, config, seed, dtype, shard_bytes)
 
 
-def _write_whole(directory: Path, config: VoiceChatConfig, seed: int, shard_bytes: int) -> int:
-    """Write in a corner of the target and move up when all is there, so that nobody finds half a checkpoint."""
-    is_new = not directory.exists()
-    directory.mkdir(parents=True, exist_ok=True)
-    try:
-        with tempfile.TemporaryDirectory(prefix=".partial-", dir=directory) as scratch:
-            parameters = _write(Path(scratch), config, seed, shard_bytes)
-            for file in Path(scratch).iterdir():
-                file.rename(directory / file.name)
-    except BaseException:
-        if is_new:
-            shutil.rmtree(directory, ignore_errors=True)
-        raise
-    return parameters
-
-
-def _write(directory: Path, config: VoiceChatConfig, seed: int, shard_bytes: int) -> int:
+def _write(directory: Path, config: VoiceChatConfig, seed: int, dtype: str, shard_bytes: int) -> int:
     write_tokenizer(directory)
     tokenizer = Tokenizer.from_directory(directory, config.text_config.vocab_size)
     networks = random_networks(config, char_table(config, tokenizer), seed)
     text = json.dumps(_published(config), indent=1, ensure_ascii=False)
     (directory / "config.json").write_text(text, encoding="utf-8")
-    write_tensors(directory, checkpoint_tensors(networks, config), shard_bytes)
+    write_tensors(directory, stored_as(checkpoint_tensors(networks, config), dtype), shard_bytes)
     return sum(value.size for _, value in named_parameters(networks))
 
 

@@ -2,13 +2,16 @@
 
 Integers must be equal. Floats may differ by a tolerance that tolerances.toml states, with its reason, relative to the
 golden's largest value. Every tensor of the folder must also be what its manifest says it is.
+
+That is how float32 is judged. Another precision, or another build of the same weights, is measured instead: how far
+each tensor is off, and which choices turn out differently, with NVIDIA's margin at each.
 """
 
 import io
 import re
 import tomllib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -20,44 +23,47 @@ from rich.console import Console
 from rich.table import Table
 
 from voicechat_core.checkpoint import load_model
+from voicechat_core.choices import every_flip, first_flip
 from voicechat_core.errors import VoiceChatError
 from voicechat_core.goldens import Arrays, Goldens
 from voicechat_core.model import VoiceChatModel
+from voicechat_core.precision import Precision
 from voicechat_core.verify_stages import HIGHEST, STAGES, Stage
 
 __all__ = ["Check", "Report", "compare", "report_text", "tolerance", "verify"]
 
-# Choices, and how far NVIDIA's were from being others: the gap between the best two candidates.
-MARGINS = {
-    "gen_text_timeline": "text_margin",
-    "gen_function_timeline": "function_margin",
-    "codes": "code_margin",
-    "codes_from_t1": "code_margin_from_t1",
-    "step_codes": "step_code_margin",
-}
-
 
 @dataclass(frozen=True)
 class Check:
-    """One tensor's verdict. ``error`` is a count of differing integers, or the largest difference of floats."""
+    """One tensor's verdict.
+
+    ``error`` is a count of differing integers, or the largest difference of floats; ``relative`` to the largest golden
+    value; ``rms`` the root mean square of the differences relative to that of the golden. ``limit`` is None where
+    nothing is judged.
+    """
 
     stage: str
     tensor: str
     passed: bool
     error: float | None = None
     relative: float | None = None
+    rms: float | None = None
     limit: float | None = None
     note: str = ""
 
 
 @dataclass(frozen=True)
 class Report:
-    """Every check of one folder, what is not compared, with the reason, and the stages and tensors that it lacks."""
+    """Every check of one folder, what is not compared, with the reason, and the stages and tensors that it lacks.
+
+    ``measured`` says what was measured and not judged; it is empty where tolerances held.
+    """
 
     folder: Path
     checks: list[Check]
     skipped: dict[str, str]
     absent: list[str]
+    measured: str = ""
 
     @property
     def passed(self) -> bool:
@@ -65,15 +71,22 @@ class Report:
         return bool(self.checks) and all(check.passed for check in self.checks)
 
 
-def verify(folder: Path) -> Report:
+def verify(folder: Path, *, checkpoint: Path | None = None, precision: Precision = "float32") -> Report:
     """Compute every stage of a goldens folder here and compare.
+
+    Args:
+        folder: holds ``checkpoint/``, ``goldens/`` and ``manifest.json``.
+        checkpoint: another build of the folder's checkpoint to take instead.
+        precision: of the networks. Anything but the folder's own checkpoint in float32 is measured, not judged.
 
     Raises:
         GoldensError: when a part of the folder is missing or cannot be read.
         CheckpointError: when its checkpoint cannot be loaded.
+        InputError: for a precision that does not exist.
     """
     goldens = Goldens.read(folder)
-    model = load_model(goldens.checkpoint)
+    model = load_model(checkpoint or goldens.checkpoint, precision)
+    judged = checkpoint is None and precision == "float32"
     checks = [Check(fault.stage, fault.tensor, False, note=fault.note) for fault in goldens.faults()]
     skipped: dict[str, str] = {}
     absent: list[str] = []
@@ -82,16 +95,23 @@ def verify(folder: Path) -> Report:
         if stage is None:
             skipped[name] = "a stage that this version does not know"
         else:
-            checks += _check_stage(model, stage, name, goldens, skipped, absent)
+            checks += _check_stage(model, stage, name, goldens, skipped, absent, judged=judged)
     absent += [stage.files for stage in STAGES if not any(re.fullmatch(stage.files, name) for name in goldens.stages)]
-    return Report(folder, checks, skipped, absent)
+    return Report(folder, checks, skipped, absent, "" if judged else f"{checkpoint or goldens.checkpoint}, {precision}")
 
 
 # ------------------------------------------------------------------------------------------ comparing
 
 
 def _check_stage(
-    model: VoiceChatModel, stage: Stage, name: str, goldens: Goldens, skipped: dict[str, str], absent: list[str]
+    model: VoiceChatModel,
+    stage: Stage,
+    name: str,
+    goldens: Goldens,
+    skipped: dict[str, str],
+    absent: list[str],
+    *,
+    judged: bool,
 ) -> list[Check]:
     golden = goldens.stages[name]
     borrowed = {key: goldens.stages.get(file, {}).get(key) for key, file in stage.borrowed.items()}
@@ -101,7 +121,7 @@ def _check_stage(
         return faults
     given = {key: mx.array(value) for key, value in (golden | inputs).items() if value is not None}
     try:
-        ours = {key: np.array(value) for key, value in stage.run(model, given).items()}
+        ours = {key: _on_host(value) for key, value in stage.run(model, given).items()}
     except (VoiceChatError, ValueError, IndexError, KeyError, TypeError) as error:
         return [Check(name, "*", False, note=f"cannot be computed: {type(error).__name__}: {error}")]
     absent += [f"{name}/{tensor}" for tensor in ours if tensor not in golden]
@@ -109,10 +129,17 @@ def _check_stage(
     for tensor, value in golden.items():
         reason = stage.reason_to_skip(tensor) or ("" if tensor in ours else "unknown to this version")
         if tensor in ours and not reason:
-            checks.append(compare(name, tensor, ours[tensor], value, tolerance(stage.key, tensor)))
+            limit = tolerance(stage.key, tensor) if judged else None
+            checks.append(compare(name, tensor, ours[tensor], value, limit))
         elif tensor not in stage.inputs:
             skipped[f"{name}/{tensor}"] = reason
-    return [_with_margin(check, golden, ours) for check in checks]
+    every = not judged and stage.key != "e2e"
+    return [_with_choices(check, ours, golden, every=every) for check in checks]
+
+
+def _on_host(value: mx.array) -> np.ndarray:
+    """NumPy has no bfloat16."""
+    return np.array(value.astype(mx.float32) if mx.issubdtype(value.dtype, mx.floating) else value)
 
 
 def _input_faults(
@@ -130,8 +157,11 @@ def _input_faults(
                 yield key, f"ids {value.min()} to {value.max()}; they must lie in 0 to {highest}"
 
 
-def compare(stage: str, tensor: str, ours: np.ndarray, golden: np.ndarray, limit: float) -> Check:
-    """Ours against NVIDIA's: integers exactly, floats within ``limit`` times the golden's largest value."""
+def compare(stage: str, tensor: str, ours: np.ndarray, golden: np.ndarray, limit: float | None) -> Check:
+    """Ours against NVIDIA's: integers exactly, floats within ``limit`` times the golden's largest value.
+
+    Without a limit only shapes and kinds must agree, and floats must be finite.
+    """
     if ours.shape != golden.shape:
         note = f"shape {list(ours.shape)} here, {list(golden.shape)} in the golden"
         return Check(stage, tensor, False, note=note)
@@ -140,26 +170,25 @@ def compare(stage: str, tensor: str, ours: np.ndarray, golden: np.ndarray, limit
         return Check(stage, tensor, False, note=f"{ours.dtype} numbers here, {golden.dtype} in the golden")
     if exact:
         wrong = int(np.count_nonzero(ours.astype(np.int64) != golden.astype(np.int64)))
-        return Check(stage, tensor, wrong == 0, error=wrong, limit=0)
-    error = float(np.max(np.abs(ours.astype(np.float64) - golden.astype(np.float64)), initial=0.0))
-    scale = float(np.max(np.abs(golden), initial=0.0))
-    relative = error / scale if scale else (0.0 if error == 0 else float("inf"))
+        return Check(stage, tensor, limit is None or wrong == 0, error=wrong, limit=None if limit is None else 0)
+    difference = ours.astype(np.float64) - golden.astype(np.float64)
+    error = float(np.max(np.abs(difference), initial=0.0))
+    relative = _ratio(error, float(np.max(np.abs(golden), initial=0.0)))
+    rms = _ratio(float(np.linalg.norm(difference)), float(np.linalg.norm(golden.astype(np.float64))))
     # Written so that a NaN on either side is a miss.
-    return Check(stage, tensor, bool(relative <= limit), error=error, relative=relative, limit=limit)
+    passed = bool(relative <= limit) if limit is not None else bool(np.isfinite(error))
+    return Check(stage, tensor, passed, error=error, relative=relative, rms=rms, limit=limit)
 
 
-def _with_margin(check: Check, golden: Arrays, ours: dict[str, np.ndarray]) -> Check:
-    """For ids or codes that differ: where that begins, and how near a tie the choice was there."""
-    name = MARGINS.get(check.tensor)
-    if check.passed or check.note or name is None:
+def _ratio(part: float, whole: float) -> float:
+    return part / whole if whole else (0.0 if part == 0 else float("inf"))
+
+
+def _with_choices(check: Check, ours: Arrays, golden: Arrays, *, every: bool) -> Check:
+    """For choices that differ: all of them, or where a run that feeds on its own choices begins to."""
+    if check.note or check.error is None:
         return check
-    first = tuple(int(i) for i in np.argwhere(ours[check.tensor] != golden[check.tensor])[0])
-    note = f"from {list(first)} on"
-    for whose, margins in (("NVIDIA's", golden.get(name)), ("our", ours.get(name))):
-        if margins is not None:
-            note += f", where {whose} choice is ahead by {margins[first]:.2g}"
-            break
-    return Check(check.stage, check.tensor, False, check.error, limit=0, note=note)
+    return replace(check, note=(every_flip if every else first_flip)(check.tensor, ours, golden))
 
 
 @cache
@@ -183,10 +212,11 @@ def report_text(report: Report, width: int = 160) -> str:
     """A table of every check, then what was not compared and why, then the verdict; the table is ``width`` wide."""
     console = Console(file=io.StringIO(), width=width, highlight=False)
     table = Table(title=str(report.folder))
-    for column in ("stage", "tensor", "max error", "relative", "limit", "", "note"):
+    for column in ("stage", "tensor", "max error", "relative", "rms", "limit", "", "note"):
         table.add_column(column, overflow="fold")
     for check in report.checks:
-        table.add_row(check.stage, check.tensor, *_numbers(check), "ok" if check.passed else "MISS", check.note)
+        verdict = "MISS" if not check.passed else "" if check.limit is None else "ok"
+        table.add_row(check.stage, check.tensor, *_numbers(check), verdict, check.note)
     with console.capture() as captured:
         console.print(table)
     return captured.get() + "\n".join(_closing_lines(report))
@@ -199,15 +229,20 @@ def _closing_lines(report: Report) -> Iterator[str]:
     if report.absent:
         yield f"not in this folder: {', '.join(report.absent)}"
     missed = list(dict.fromkeys(f"{check.stage}/{check.tensor}" for check in report.checks if not check.passed))
-    verdict = "all within their limits" if report.checks else "nothing to check"
     if missed:
         verdict = f"MISSED {len(missed)}: {', '.join(missed)}"
+    elif report.measured:
+        verdict = f"measured, not judged: {report.measured}"
+    else:
+        verdict = "all within their limits" if report.checks else "nothing to check"
     yield f"{len(report.checks)} checks: {verdict}"
 
 
-def _numbers(check: Check) -> tuple[str, str, str]:
+def _numbers(check: Check) -> tuple[str, str, str, str]:
+    """Error, relative error, root mean square and limit as text."""
     if check.error is None:
-        return "", "", ""
-    if check.relative is None:
-        return f"{check.error:.0f} differ", "", "0"
-    return f"{check.error:.2g}", f"{check.relative:.2g}", f"{check.limit:.0e}"
+        return "", "", "", ""
+    limit = "" if check.limit is None else f"{check.limit:.0e}" if check.limit else "0"
+    if check.relative is None or check.rms is None:
+        return f"{check.error:.0f} differ", "", "", limit
+    return f"{check.error:.2g}", f"{check.relative:.2g}", f"{check.rms:.2g}", limit

@@ -16,6 +16,7 @@ from voicechat_core.config import VoiceChatConfig
 from voicechat_core.model import VoiceChatModel
 from voicechat_core.nn import state as states
 from voicechat_core.nn.ear_tts import Drawn, EarTTS, EarTtsState
+from voicechat_core.nn.linear import matrices
 from voicechat_core.nn.rnnt import greedy_decode
 from voicechat_core.nn.sampler import Draws, quantize, square_norms
 from voicechat_core.nn.subsampling import encoded_length
@@ -152,7 +153,7 @@ def _codec(model: VoiceChatModel, t: Tensors) -> Tensors:
 def _code_margins(tables: Sequence[mx.array] | mx.array, latents: mx.array) -> mx.array:
     """At each level ``[K, L]`` how much nearer the nearest vector is than the next: ``[B, T, levels]``."""
     residual, margins = latents, []
-    for vectors in tables:
+    for vectors in (table.astype(mx.float32) for table in tables):
         nearness = 2 * (residual @ vectors.T) - mx.square(vectors).sum(axis=-1)
         margins.append(_margin(nearness))
         residual = residual - vectors[mx.argmax(nearness, axis=-1)]
@@ -172,6 +173,10 @@ def _as_nvidia_runs_it(model: VoiceChatModel, levels: int) -> EarTTS:
     guidance = model.config.tts_config.guidance_scale or 1e-30
     config = msgspec.structs.replace(model.config.tts_config, num_quantizers=levels, guidance_scale=guidance)
     tts = EarTTS(config, model.config.text_config.vocab_size)
+    for path, matrix in matrices(full).items():
+        if matrix.quantization is not None:
+            matrices(tts)[path].quantize(matrix.quantization)
+            matrices(tts)[path].give(matrix.dtype)
     tts.load_weights(named_parameters(full), strict=False)
     tts.rvq_embs = full.rvq_embs[:levels]
     return tts

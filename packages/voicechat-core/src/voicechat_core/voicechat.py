@@ -7,8 +7,10 @@ import numpy as np
 
 from voicechat_core.audio import check_samples, read_audio
 from voicechat_core.checkpoint import load_model
+from voicechat_core.hub import locate
 from voicechat_core.model import VoiceChatModel
 from voicechat_core.offline import GenerationResult, Progress, generate
+from voicechat_core.precision import Precision, check_precision
 
 __all__ = ["VoiceChat", "load"]
 
@@ -52,10 +54,18 @@ class VoiceChat:
         )
 
 
-def load(path: str | PathLike[str]) -> VoiceChat:
-    """Load a checkpoint directory in the published layout.
+def load(checkpoint: str | PathLike[str], *, precision: Precision = "auto") -> VoiceChat:
+    """Load a checkpoint in the published layout.
+
+    Args:
+        checkpoint: its directory, or its name on the hub (``owner/name``), from where it is downloaded once.
+        precision: what the networks compute in: "float32", "bfloat16", or "auto" for what most of the weights that are
+            not quantized are stored in. See ``voicechat_core.precision``.
 
     Raises:
         CheckpointError: naming what is missing, left over or inconsistent, and both values where two disagree.
+        HubError: when it is to be downloaded and cannot be.
+        InputError: for a precision that does not exist.
     """
-    return VoiceChat(load_model(Path(path)))
+    check_precision(precision)
+    return VoiceChat(load_model(locate(checkpoint), precision))

@@ -6,7 +6,7 @@ that a load never holds the model twice.
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import cast
 
@@ -18,13 +18,25 @@ from safetensors import SafetensorError, safe_open
 from voicechat_core.errors import CheckpointError
 from voicechat_core.nn.layout import checkpoint_axes, to_checkpoint, to_memory
 
-__all__ = ["assign", "listed", "named_parameters", "read_tensors", "write_tensors"]
+__all__ = [
+    "INDEX",
+    "assign",
+    "is_finite",
+    "listed",
+    "mismatches",
+    "mismatches_text",
+    "named_parameters",
+    "read_tensors",
+    "write_tensors",
+]
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 LISTED_AT_MOST = 20  # names in one message
-EVALUATED_AT_ONCE = 64  # parameters; bounds what is in flight between file and memory
-SHARD_BYTES = 4 << 30  # written a file, below what common file systems and hubs refuse
+NUMBERS_AT_ONCE = 1 << 22  # in flight between file and memory, unless one tensor has more: 16 MB in float32
+SHARD_BYTES = 1 << 30  # written a file, and held until it is written
+UNNAMED = "unnamed-{:05d}.safetensors"  # a shard, until it is known how many there are
+MISSING = "missing"
 
 
 def listed(what: str, names: list[str]) -> str:
@@ -93,21 +105,33 @@ def _read_shard(path: Path) -> dict[str, mx.array]:
 
 
 def write_tensors(directory: Path, tensors: Iterable[tuple[str, mx.array]], shard_bytes: int = SHARD_BYTES) -> None:
-    """Write tensors as ``model-0000x-of-0000y.safetensors`` and their index, or as one file if they fit."""
-    shards: list[dict[str, mx.array]] = [{}]
+    """Write tensors as ``model-0000x-of-0000y.safetensors`` and their index, or as one file if they fit.
+
+    A shard is written as soon as it is full and then dropped, so that no more than one is held.
+    """
+    shards: list[list[str]] = []
+    total, pending = 0, dict[str, mx.array]()
     for name, value in tensors:
-        if shards[-1] and sum(x.nbytes for x in shards[-1].values()) + value.nbytes > shard_bytes:
-            shards.append({})
-        shards[-1][name] = value
-    count = len(shards)
+        if pending and sum(x.nbytes for x in pending.values()) + value.nbytes > shard_bytes:
+            shards.append(_write_shard(directory, len(shards), pending))
+        pending[name] = value
+        total += value.nbytes
+    shards.append(_write_shard(directory, len(shards), pending))
     weight_map = {}
-    for number, shard in enumerate(shards, 1):
-        file = SINGLE if count == 1 else f"model-{number:05d}-of-{count:05d}.safetensors"
-        mx.save_safetensors(str(directory / file), shard, {"format": "pt"})
-        weight_map.update(dict.fromkeys(shard, file))
-    total = sum(x.nbytes for shard in shards for x in shard.values())
+    for number, names in enumerate(shards):
+        file = SINGLE if len(shards) == 1 else f"model-{number + 1:05d}-of-{len(shards):05d}.safetensors"
+        (directory / UNNAMED.format(number)).rename(directory / file)
+        weight_map.update(dict.fromkeys(names, file))
     index = {"metadata": {"total_size": total}, "weight_map": weight_map}
     (directory / INDEX).write_text(json.dumps(index, indent=1), encoding="utf-8")
+
+
+def _write_shard(directory: Path, number: int, tensors: dict[str, mx.array]) -> list[str]:
+    """Write and empty ``tensors``; the name follows when the number of shards is known."""
+    mx.save_safetensors(str(directory / UNNAMED.format(number)), tensors, {"format": "pt"})
+    names = list(tensors)
+    tensors.clear()
+    return names
 
 
 def named_parameters(module: nn.Module) -> list[tuple[str, mx.array]]:
@@ -115,49 +139,105 @@ def named_parameters(module: nn.Module) -> list[tuple[str, mx.array]]:
     return cast("list[tuple[str, mx.array]]", tree_flatten(module.parameters()))
 
 
-def assign(module: nn.Module, tensors: dict[str, mx.array], prefix: str = "", optional: tuple[str, ...] = ()) -> None:
+def mismatches(
+    module: nn.Module, tensors: Mapping[str, mx.array], prefix: str = "", optional: tuple[str, ...] = ()
+) -> Iterator[tuple[str, str]]:
+    """Parameters of ``module`` whose tensor is missing, of another shape or of another kind of number, and why.
+
+    Only shapes and dtypes are looked at. Names that begin with one of ``optional`` may be absent.
+    """
+    axes = dict(checkpoint_axes(module))
+    for name, parameter in named_parameters(module):
+        stored = tensors.get(prefix + name)
+        if stored is None:
+            if not name.startswith(optional):
+                yield name, MISSING
+        elif to_memory(stored, parameter.shape, axes.get(name)) is None:
+            expected = to_checkpoint(mx.zeros(parameter.shape), axes.get(name)).shape
+            yield name, f"{prefix}{name} has shape {list(stored.shape)}; the config makes it {list(expected)}"
+        elif _kind(stored.dtype) != _kind(parameter.dtype):
+            yield name, f"{prefix}{name} is {stored.dtype}; {_kind(parameter.dtype)} numbers are needed"
+
+
+def mismatches_text(found: Iterable[tuple[str, str]], prefix: str = "") -> list[str]:
+    """One line for all missing tensors, then one for each other fault."""
+    faults = list(found)
+    missing = sorted(prefix + name for name, why in faults if why == MISSING)
+    return [listed("missing tensors", missing)] * bool(missing) + [why for _, why in faults if why != MISSING]
+
+
+def _kind(dtype: mx.Dtype) -> str:
+    if mx.issubdtype(dtype, mx.floating):
+        return "floating"
+    return "packed (uint32)" if dtype == mx.uint32 else "integer"
+
+
+def assign(
+    module: nn.Module,
+    tensors: dict[str, mx.array],
+    prefix: str = "",
+    optional: tuple[str, ...] = (),
+    dtypes: Mapping[str, mx.Dtype] | None = None,
+) -> None:
     """Give each parameter of ``module`` its tensor under ``prefix``, taking it out of ``tensors``.
 
-    Names that begin with one of ``optional`` may be absent; they keep what they have.
+    Names that begin with one of ``optional`` may be absent; they keep what they have. ``dtypes`` are those of floating
+    parameters, float32 where it says nothing; packed weights stay as they are, other integers become int32.
 
     Raises:
         CheckpointError: for a missing tensor, a wrong shape or a wrong kind of number, with both values; for a value
             that is not finite.
     """
-    parameters, axes = named_parameters(module), dict(checkpoint_axes(module))
-    absent = sorted(prefix + name for name, _ in parameters if prefix + name not in tensors)
-    missing = [name for name in absent if not name.startswith(tuple(prefix + name for name in optional))]
-    if missing:
-        raise CheckpointError(listed("missing tensors", missing))
-    present = [(name, value) for name, value in parameters if prefix + name in tensors]
+    faults = mismatches_text(mismatches(module, tensors, prefix, optional), prefix)
+    if faults:
+        raise CheckpointError(faults[0])
+    axes, wanted = dict(checkpoint_axes(module)), dtypes or {}
+    present = [(name, value) for name, value in named_parameters(module) if prefix + name in tensors]
+    # The largest first: what is in flight between file and memory is then least when memory is fullest.
+    present.sort(key=lambda item: item[1].size, reverse=True)
     weights: list[tuple[str, mx.array]] = []
-    for start in range(0, len(present), EVALUATED_AT_ONCE):
-        chunk = [
-            (name, _converted(prefix + name, tensors.pop(prefix + name), value, axes.get(name)))
-            for name, value in present[start : start + EVALUATED_AT_ONCE]
-        ]
-        _compute(chunk, prefix)
-        weights += chunk
+    for chunk in _chunks(present):
+        loaded = []
+        for name, parameter in chunk:
+            stored = cast(mx.array, to_memory(tensors.pop(prefix + name), parameter.shape, axes.get(name)))
+            loaded.append((name, mx.contiguous(stored.astype(_dtype(parameter, wanted.get(name))))))
+            del stored  # the next one's bytes are not to meet this one's
+        _compute(loaded, prefix)
+        weights += loaded
     # All at once: MLX would fill the gaps of a list of arrays that is only partly given.
     module.load_weights(weights, strict=False)
 
 
+def _dtype(parameter: mx.array, wanted: mx.Dtype | None) -> mx.Dtype:
+    if mx.issubdtype(parameter.dtype, mx.floating):
+        return wanted or mx.float32
+    return mx.uint32 if parameter.dtype == mx.uint32 else mx.int32
+
+
+def _chunks(parameters: list[tuple[str, mx.array]]) -> Iterator[list[tuple[str, mx.array]]]:
+    """Runs of parameters of at most ``NUMBERS_AT_ONCE`` numbers, or a single one."""
+    chunk: list[tuple[str, mx.array]] = []
+    for item in parameters:
+        if chunk and sum(value.size for _, value in chunk) + item[1].size > NUMBERS_AT_ONCE:
+            yield chunk
+            chunk = []
+        chunk.append(item)
+    if chunk:
+        yield chunk
+
+
 def _compute(weights: list[tuple[str, mx.array]], prefix: str) -> None:
     """Read and convert, and look at every number once: what is not finite would spread without a word."""
-    finite = [mx.isfinite(value).all() for _, value in weights]
-    mx.eval([value for _, value in weights], finite)
-    bad = [prefix + name for (name, _), good in zip(weights, finite, strict=True) if not good.item()]
+    mx.eval([value for _, value in weights])
+    bad = [prefix + name for name, value in weights if not is_finite(value)]
     if bad:
         raise CheckpointError(listed("tensors with values that are not finite", bad))
 
 
-def _converted(name: str, stored: mx.array, parameter: mx.array, axes: tuple[int, ...] | None) -> mx.array:
-    value = to_memory(stored, parameter.shape, axes)
-    if value is None:
-        expected = to_checkpoint(mx.zeros(parameter.shape), axes).shape
-        raise CheckpointError(f"{name} has shape {list(stored.shape)}; the config makes it {list(expected)}")
-    is_float, wants_float = (mx.issubdtype(x.dtype, mx.floating) for x in (stored, parameter))
-    if is_float != wants_float:
-        kind = "floating" if wants_float else "integer"
-        raise CheckpointError(f"{name} is {stored.dtype}; {kind} numbers are needed")
-    return mx.contiguous(value.astype(mx.float32 if wants_float else mx.int32))
+def is_finite(value: mx.array) -> bool:
+    """Whether every number is one; looked at in blocks, so that a large array is not held twice."""
+    if not mx.issubdtype(value.dtype, mx.floating):
+        return True
+    flat = value.reshape(-1)
+    blocks = (flat[start : start + NUMBERS_AT_ONCE] for start in range(0, flat.size, NUMBERS_AT_ONCE))
+    return all(mx.isfinite(block).all().item() for block in blocks)

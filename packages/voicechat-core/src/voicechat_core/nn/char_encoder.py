@@ -13,6 +13,7 @@ from voicechat_core.config import CharacterEncoderConfig
 from voicechat_core.errors import CheckpointError, InputError
 from voicechat_core.nn.char_table import CharTable, Ids
 from voicechat_core.nn.gemma import GatedMLP, RMSNorm, merge_heads, rope_periods, split_heads
+from voicechat_core.nn.linear import Embedding, Linear
 
 __all__ = ["CharAwareSubwordEncoder"]
 
@@ -32,10 +33,10 @@ class CharAttention(nn.Module):
         super().__init__()
         width, dim = config.hidden_size, config.head_dim
         self.heads, self.kv_heads, self.head_dim = config.num_attention_heads, config.num_key_value_heads, dim
-        self.q_proj = nn.Linear(width, self.heads * dim, bias=False)
-        self.k_proj = nn.Linear(width, self.kv_heads * dim, bias=False)
-        self.v_proj = nn.Linear(width, self.kv_heads * dim, bias=False)
-        self.o_proj = nn.Linear(self.heads * dim, width, bias=False)
+        self.q_proj = Linear(width, self.heads * dim, bias=False)
+        self.k_proj = Linear(width, self.kv_heads * dim, bias=False)
+        self.v_proj = Linear(width, self.kv_heads * dim, bias=False)
+        self.o_proj = Linear(self.heads * dim, width, bias=False)
         self.scale = float(config.query_pre_attn_scalar) ** -0.5
         self.cap = config.attn_logit_softcapping
         self._periods = rope_periods(dim, config.rope_base)
@@ -88,7 +89,7 @@ class CharEncoder(nn.Module):
 
     def __call__(self, x: mx.array, inside: mx.array) -> mx.array:
         """``[N, L, width]`` -> ``[N, L, width]``. Unlike the decoder's, these inputs are scaled by sqrt(width)."""
-        x = x * mx.array(x.shape[-1] ** 0.5, x.dtype)
+        x = x.astype(mx.float32) * x.shape[-1] ** 0.5
         for layer in self.layers:
             x = layer(x, inside)
         return self.norm(x)
@@ -107,7 +108,7 @@ class SubwordFlagEmbedding(nn.Module):
 
     def __init__(self, width: int, vocab_size: int) -> None:
         super().__init__()
-        self.cont_emb = nn.Embedding(2, width)
+        self.cont_emb = Embedding(2, width)
         self.is_continuation = mx.zeros((vocab_size + 1,), mx.int64)
         self.pad_tensor = mx.array(vocab_size, mx.int64)
 
@@ -122,7 +123,7 @@ class BosEosEmbedding(nn.Module):
 
     def __init__(self, width: int, vocab_size: int) -> None:
         super().__init__()
-        self.special_emb = nn.Embedding(3, width)
+        self.special_emb = Embedding(3, width)
         self.special_flags = mx.zeros((vocab_size,), mx.int64)
         self.pad_tensor = mx.array(vocab_size - 1, mx.int64)
 
@@ -138,9 +139,9 @@ class CharAwareSubwordEncoder(nn.Module):
     def __init__(self, config: CharacterEncoderConfig, width: int, vocab_size: int) -> None:
         super().__init__()
         self.vocab_size = vocab_size
-        self.embed_tokens = nn.Embedding(config.char_vocab_size, config.hidden_size)
+        self.embed_tokens = Embedding(config.char_vocab_size, config.hidden_size)
         self.backbone = CharBackbone(config)
-        self.proj_embedding = nn.Linear(config.hidden_size, width, bias=False)
+        self.proj_embedding = Linear(config.hidden_size, width, bias=False)
         self.subword_flag_emb = SubwordFlagEmbedding(config.hidden_size, vocab_size)
         self.bos_eos_emb = BosEosEmbedding(config.hidden_size, vocab_size)
 
@@ -155,7 +156,7 @@ class CharAwareSubwordEncoder(nn.Module):
         """
         if ids.size and not 0 <= ids.min() <= ids.max() <= self.vocab_size:
             raise InputError(f"token ids {ids.min()} to {ids.max()} do not lie in 0 to {self.vocab_size}")
-        vectors = mx.zeros((*ids.shape, self.proj_embedding.weight.shape[0]), self.embed_tokens.weight.dtype)
+        vectors = mx.zeros((*ids.shape, self.proj_embedding.shape[0]), self.proj_embedding.dtype)
         if not mask.any():
             return vectors
         vectors[tuple(mx.array(i) for i in np.nonzero(mask))] = self.encode(ids[mask], chars)
@@ -171,12 +172,12 @@ class CharAwareSubwordEncoder(nn.Module):
         return self.proj_embedding(total / count)
 
     def with_flags(self, vectors: mx.array, ids: mx.array) -> mx.array:
-        """``[..., width]`` plus the flag rows of ``ids`` ``[...]``."""
-        return vectors + self.subword_flag_emb(ids) + self.bos_eos_emb(ids)
+        """``[..., width]`` plus the flag rows of ``ids`` ``[...]``, summed in float32."""
+        return vectors.astype(mx.float32) + self.subword_flag_emb(ids) + self.bos_eos_emb(ids)
 
     def table(self, chars: CharTable) -> mx.array:
         """The vector of every id, ``[vocab_size + 1, width]``, computed block by block."""
-        result = mx.zeros((len(chars), self.proj_embedding.weight.shape[0]), self.embed_tokens.weight.dtype)
+        result = mx.zeros((len(chars), self.proj_embedding.shape[0]), self.proj_embedding.dtype)
         for ids in chars.blocks(BLOCK_CHARACTERS):
             where = mx.array(ids)
             result[where] = self.with_flags(self.encode(ids, chars), where)

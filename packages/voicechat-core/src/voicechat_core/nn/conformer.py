@@ -16,6 +16,7 @@ import mlx.nn as nn
 from voicechat_core.config import EncoderConfig
 from voicechat_core.nn.kv_cache import KVCache, append, attention_mask, new_kv_cache
 from voicechat_core.nn.layout import Axes, CheckpointLayout
+from voicechat_core.nn.linear import Linear
 from voicechat_core.nn.subsampling import ConvSubsampling, SubsamplingState, encoded_length
 
 __all__ = ["ConformerEncoder", "ConformerLayer", "EncoderState", "LayerState", "RelPositionAttention"]
@@ -31,8 +32,8 @@ class FeedForward(nn.Module):
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
         inner = config.d_model * config.ff_expansion_factor
-        self.linear1 = nn.Linear(config.d_model, inner, bias=False)
-        self.linear2 = nn.Linear(inner, config.d_model, bias=False)
+        self.linear1 = Linear(config.d_model, inner, bias=False)
+        self.linear2 = Linear(inner, config.d_model, bias=False)
 
     def __call__(self, x: mx.array) -> mx.array:
         return self.linear2(nn.silu(self.linear1(x)))
@@ -48,7 +49,7 @@ class PointwiseConv1d(CheckpointLayout, nn.Module):
         self.weight = mx.zeros((channels_out, 1, channels_in))
 
     def __call__(self, x: mx.array) -> mx.array:
-        return x @ self.weight[:, 0].T
+        return x.astype(self.weight.dtype) @ self.weight[:, 0].T
 
 
 class DepthwiseConv1d(CheckpointLayout, nn.Module):
@@ -61,7 +62,7 @@ class DepthwiseConv1d(CheckpointLayout, nn.Module):
         self.weight = mx.zeros((channels, width, 1))
 
     def __call__(self, x: mx.array) -> mx.array:
-        return mx.conv1d(x, self.weight, groups=self.weight.shape[0])
+        return mx.conv1d(x.astype(self.weight.dtype), self.weight, groups=self.weight.shape[0])
 
 
 class ConformerConvolution(nn.Module):
@@ -111,18 +112,18 @@ class RelPositionAttention(nn.Module):
         dim, self._heads = config.d_model, config.n_heads
         self._head_dim = dim // self._heads
         self._window = config.att_context_size[0] + 1
-        self.linear_q = nn.Linear(dim, dim, bias=False)
-        self.linear_k = nn.Linear(dim, dim, bias=False)
-        self.linear_v = nn.Linear(dim, dim, bias=False)
-        self.linear_out = nn.Linear(dim, dim, bias=False)
-        self.linear_pos = nn.Linear(dim, dim, bias=False)
+        self.linear_q = Linear(dim, dim, bias=False)
+        self.linear_k = Linear(dim, dim, bias=False)
+        self.linear_v = Linear(dim, dim, bias=False)
+        self.linear_out = Linear(dim, dim, bias=False)
+        self.linear_pos = Linear(dim, dim, bias=False)
         self.pos_bias_u = mx.zeros((self._heads, self._head_dim))
         self.pos_bias_v = mx.zeros((self._heads, self._head_dim))
         self._table: tuple[mx.array, mx.array] | None = None
 
-    def new_state(self, batch: int = 1, dtype: mx.Dtype = mx.float32) -> KVCache:
+    def new_state(self, batch: int = 1) -> KVCache:
         """No frame seen yet."""
-        return new_kv_cache(batch, self._heads, self._head_dim, dtype)
+        return new_kv_cache(batch, self._heads, self._head_dim, self.linear_k.dtype)
 
     def __call__(self, x: mx.array, state: KVCache) -> tuple[mx.array, KVCache]:
         """The next n frames ``[B, n, D]``, by blocks of queries, each with the keys that it can see."""
@@ -193,9 +194,10 @@ class ConformerLayer(nn.Module):
         self.norm_out = nn.LayerNorm(dim)
         self._conv_state = (config.conv_kernel_size - 1, dim)
 
-    def new_state(self, batch: int = 1, dtype: mx.Dtype = mx.float32) -> LayerState:
+    def new_state(self, batch: int = 1) -> LayerState:
         """No frame seen yet."""
-        return LayerState(self.self_attn.new_state(batch, dtype), mx.zeros((batch, *self._conv_state), dtype))
+        gated = mx.zeros((batch, *self._conv_state), self.conv.pointwise_conv1.weight.dtype)
+        return LayerState(self.self_attn.new_state(batch), gated)
 
     def __call__(self, x: mx.array, state: LayerState, valid: mx.array | None = None) -> tuple[mx.array, LayerState]:
         """The next n frames ``[B, n, D]``.
@@ -242,15 +244,13 @@ class ConformerEncoder(nn.Module):
         valid = None if length is None else mx.arange(x.shape[1])[:, None] < encoded_length(length)
         outputs = []
         for layer in self.layers:
-            x, _ = layer(x, layer.new_state(x.shape[0], x.dtype), valid)
+            x, _ = layer(x, layer.new_state(x.shape[0]), valid)
             outputs.append(x)
         return outputs
 
-    def new_state(self, batch: int = 1, dtype: mx.Dtype = mx.float32) -> EncoderState:
+    def new_state(self, batch: int = 1) -> EncoderState:
         """No row seen yet."""
-        return EncoderState(
-            self.pre_encode.new_state(batch, dtype), [layer.new_state(batch, dtype) for layer in self.layers]
-        )
+        return EncoderState(self.pre_encode.new_state(batch), [layer.new_state(batch) for layer in self.layers])
 
     def step(self, mel: mx.array, state: EncoderState) -> tuple[mx.array, EncoderState]:
         """The next n frames, of ``1 + 8 (n - 1)`` rows in the first step and of ``8 n`` in every later one.

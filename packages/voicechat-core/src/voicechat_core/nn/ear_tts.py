@@ -18,6 +18,7 @@ from voicechat_core.nn.char_encoder import CharAwareSubwordEncoder
 from voicechat_core.nn.char_table import CharTable
 from voicechat_core.nn.gemma import Decoder, Derived, RMSNorm
 from voicechat_core.nn.kv_cache import KVCache
+from voicechat_core.nn.linear import Linear
 from voicechat_core.nn.mog_head import MogHead
 from voicechat_core.nn.sampler import Draws, depth_sum, passes, quantize, square_norms
 
@@ -57,23 +58,23 @@ class GatedFusion(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.audio_proj = nn.Linear(width, width)
-        self.text_proj = nn.Linear(width, width)
+        self.audio_proj = Linear(width, width)
+        self.text_proj = Linear(width, width)
         self.gate = mx.zeros((width,))
         self.residual_scale = mx.array(0.5)
         self.final_norm = RMSNorm(width)
 
     def __call__(self, audio: mx.array, text: mx.array) -> mx.array:
-        """``[1, n, H]`` and ``[B, n, H]`` -> ``[B, n, H]``."""
+        """``[1, n, H]`` and ``[B, n, H]`` -> ``[B, n, H]`` float32."""
         audio, text = self.audio_branch(audio), self.text_proj(text)
         gate = mx.sigmoid(self.gate.astype(mx.float32))
-        scale = mx.sigmoid(self.residual_scale.astype(mx.float32)).astype(text.dtype)
-        mixed = gate.astype(text.dtype) * audio + (1 - gate).astype(text.dtype) * text
+        scale = mx.sigmoid(self.residual_scale.astype(mx.float32))
+        mixed = gate * audio + (1 - gate) * text
         return self.final_norm(scale * mixed)
 
     def audio_branch(self, audio: mx.array) -> mx.array:
         """The sum over levels brought back to the size of one, then projected: ``[1, n, H]`` -> ``[1, n, H]``."""
-        return self.audio_proj(audio / AUDIO_DIVISOR)
+        return self.audio_proj(audio.astype(mx.float32) / AUDIO_DIVISOR)
 
 
 class EarTTS(nn.Module):
@@ -85,7 +86,7 @@ class EarTTS(nn.Module):
         self.config = config
         self.bos_emb = mx.zeros((width,))
         self.null_emb = mx.zeros((width,))
-        self.embed_code = nn.Linear(config.latent_size, width, bias=False)
+        self.embed_code = Linear(config.latent_size, width, bias=False)
         self.rvq_embs = mx.zeros(shape)
         self.audio_prompt_projection_W = mx.zeros((width, width))
         self.embed_subword = CharAwareSubwordEncoder(config.character_encoder, width, vocab_size)
@@ -102,7 +103,7 @@ class EarTTS(nn.Module):
 
     def new_state(self) -> EarTtsState:
         """Before the voice prompt."""
-        return EarTtsState(self.backbone.new_caches(self.rows, self.null_emb.dtype))
+        return EarTtsState(self.backbone.new_caches(self.rows))
 
     def subword_table(self, chars: CharTable) -> mx.array:
         """Conditioning vector of every token id, ``[vocab_size + 1, H]``: a step's condition is ``table[id]``."""
@@ -110,7 +111,7 @@ class EarTTS(nn.Module):
 
     def embed_codes(self, codes: mx.array) -> mx.array:
         """Codes ``[B, n, Q]`` -> audio branch ``[B, n, H]``; a frame of ids K (no code) gives zero."""
-        return self.embed_code(depth_sum(codes, self.rvq_embs).astype(self.null_emb.dtype))
+        return self.embed_code(depth_sum(codes, self.rvq_embs))
 
     def fuse(self, audio: mx.array, condition: mx.array) -> mx.array:
         """Both branches, ``[1, n, H]`` each -> backbone inputs ``[rows, n, H]``."""
@@ -169,7 +170,7 @@ class EarTTS(nn.Module):
         codes: list[mx.array] = []
         gaussians: list[tuple[mx.array, mx.array]] = []
         for (start, count), u, normals in zip(self.passes, *draws, strict=True):
-            mean, log_std = self.mog_head(hidden + self.embed_code(depth.astype(hidden.dtype)), u)
+            mean, log_std = self.mog_head(hidden + self.embed_code(depth), u)
             latent = mean + mx.exp(log_std) * normals * self.config.noise_scale
             levels, depth = quantize(latent, depth, tables, norms, start, count)
             codes += levels

@@ -13,6 +13,7 @@ import numpy as np
 
 from voicechat_core.config import TtsConfig
 from voicechat_core.nn.kv_cache import KVCache, append, attention_mask, new_kv_cache
+from voicechat_core.nn.linear import Linear
 
 __all__ = ["Decoder", "Derived", "GatedMLP", "RMSNorm", "merge_heads", "rope_periods", "split_heads"]
 
@@ -58,9 +59,9 @@ class GatedMLP(nn.Module):
 
     def __init__(self, width: int, inner: int) -> None:
         super().__init__()
-        self.gate_proj = nn.Linear(width, inner, bias=False)
-        self.up_proj = nn.Linear(width, inner, bias=False)
-        self.down_proj = nn.Linear(inner, width, bias=False)
+        self.gate_proj = Linear(width, inner, bias=False)
+        self.up_proj = Linear(width, inner, bias=False)
+        self.down_proj = Linear(inner, width, bias=False)
 
     def __call__(self, x: mx.array) -> mx.array:
         """``[..., width]`` -> ``[..., width]``."""
@@ -99,10 +100,10 @@ class Attention(nn.Module):
             config.num_attention_heads, config.num_key_value_heads, config.head_dim,
         )  # fmt: skip
         width, is_global = config.hidden_size, config.is_global(layer)
-        self.q_proj = nn.Linear(width, self.heads * self.head_dim, bias=False)
-        self.k_proj = nn.Linear(width, self.kv_heads * self.head_dim, bias=False)
-        self.v_proj = nn.Linear(width, self.kv_heads * self.head_dim, bias=False)
-        self.o_proj = nn.Linear(self.heads * self.head_dim, width, bias=False)
+        self.q_proj = Linear(width, self.heads * self.head_dim, bias=False)
+        self.k_proj = Linear(width, self.kv_heads * self.head_dim, bias=False)
+        self.v_proj = Linear(width, self.kv_heads * self.head_dim, bias=False)
+        self.o_proj = Linear(self.heads * self.head_dim, width, bias=False)
         self.q_norm = RMSNorm(self.head_dim, config.rms_norm_eps)
         self.k_norm = RMSNorm(self.head_dim, config.rms_norm_eps)
         self.scale = float(config.query_pre_attn_scalar) ** -0.5
@@ -153,10 +154,10 @@ class Decoder(nn.Module):
         self.layers = [DecoderLayer(config, layer) for layer in range(config.num_hidden_layers)]
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
-    def new_caches(self, batch: int, dtype: mx.Dtype = mx.float32) -> list[KVCache]:
+    def new_caches(self, batch: int) -> list[KVCache]:
         """An empty cache for each layer."""
         attentions = [layer.self_attn for layer in self.layers]
-        return [new_kv_cache(batch, a.kv_heads, a.head_dim, dtype) for a in attentions]
+        return [new_kv_cache(batch, a.kv_heads, a.head_dim, a.k_proj.dtype) for a in attentions]
 
     def step(self, x: mx.array, caches: list[KVCache]) -> tuple[mx.array, list[KVCache]]:
         """The next n positions ``[B, n, width]`` -> hidden states of the same shape, and the new caches."""
@@ -168,4 +169,4 @@ class Decoder(nn.Module):
 
     def __call__(self, x: mx.array) -> mx.array:
         """Positions 0 to T - 1, ``[B, T, width]`` -> ``[B, T, width]``. Memory grows with T squared."""
-        return self.step(x, self.new_caches(x.shape[0], x.dtype))[0]
+        return self.step(x, self.new_caches(x.shape[0]))[0]

@@ -19,6 +19,7 @@ import mlx.nn as nn
 
 from voicechat_core.config import TextConfig
 from voicechat_core.nn.layout import Axes, CheckpointLayout
+from voicechat_core.nn.linear import Linear
 
 __all__ = ["CausalConv1d", "GatedRMSNorm", "Mamba2Mixer", "MambaState", "ssm_scan", "ssm_step", "step_sizes"]
 
@@ -132,13 +133,13 @@ class CausalConv1d(nn.Module, CheckpointLayout):
         self.bias = mx.zeros((channels,))
 
     def step(self, x: mx.array, past: mx.array) -> tuple[mx.array, mx.array]:
-        """x ``[B, n, channels]`` after ``past [B, kernel - 1, channels]`` -> y like x, and the next past."""
+        """x ``[B, n, channels]`` after ``past [B, kernel - 1, channels]`` -> y in the weight's dtype, the next past."""
         channels, kernel, _ = self.weight.shape
-        window = mx.concatenate([past.astype(x.dtype), x], axis=1)
-        y = mx.conv1d(window, self.weight, groups=channels) + self.bias
+        window = mx.concatenate([past, x], axis=1)
+        y = mx.conv1d(window.astype(self.weight.dtype), self.weight, groups=channels) + self.bias
         # A slice alone would keep the whole window alive for as long as the state lives.
         tail = mx.contiguous(window[:, window.shape[1] - (kernel - 1) :])
-        return y.astype(x.dtype), tail
+        return y, tail
 
 
 class GatedRMSNorm(nn.Module):
@@ -164,19 +165,19 @@ class Mamba2Mixer(nn.Module):
     def __init__(self, config: TextConfig) -> None:
         super().__init__()
         heads, dim = config.mamba_num_heads, config.mamba_dim
-        self.in_proj = nn.Linear(config.hidden_size, dim + config.conv_dim + heads, bias=config.use_bias)
+        self.in_proj = Linear(config.hidden_size, dim + config.conv_dim + heads, bias=config.use_bias)
         self.conv1d = CausalConv1d(config.conv_dim, config.conv_kernel)
         self.A_log = mx.zeros((heads,))
         self.D = mx.ones((heads,))
         self.dt_bias = mx.zeros((heads,))
         self.norm = GatedRMSNorm(dim, config.n_groups, config.layer_norm_epsilon)
-        self.out_proj = nn.Linear(dim, config.hidden_size, bias=config.use_bias)
+        self.out_proj = Linear(dim, config.hidden_size, bias=config.use_bias)
         self._config = config
 
-    def new_state(self, batch: int = 1, dtype: mx.Dtype = mx.float32) -> MambaState:
-        """Nothing heard yet: zeros. ``dtype`` is the activations'."""
+    def new_state(self, batch: int = 1) -> MambaState:
+        """Nothing heard yet: zeros."""
         c = self._config
-        conv = mx.zeros((batch, c.conv_kernel - 1, c.conv_dim), dtype)
+        conv = mx.zeros((batch, c.conv_kernel - 1, c.conv_dim), self.in_proj.dtype)
         return MambaState(conv, mx.zeros((batch, c.mamba_num_heads, c.mamba_head_dim, c.ssm_state_size)))
 
     def step(self, x: mx.array, state: MambaState) -> tuple[mx.array, MambaState]:
@@ -205,4 +206,4 @@ class Mamba2Mixer(nn.Module):
 
     def __call__(self, x: mx.array) -> mx.array:
         """A whole sequence ``[B, n, hidden]`` -> the same shape."""
-        return self.step(x, self.new_state(x.shape[0], x.dtype))[0]
+        return self.step(x, self.new_state(x.shape[0]))[0]

@@ -8,6 +8,7 @@ import mlx.nn as nn
 
 from voicechat_core.config import TtsConfig
 from voicechat_core.nn.gemma import GatedMLP, RMSNorm
+from voicechat_core.nn.linear import Linear
 from voicechat_core.nn.sampler import choose_component
 
 __all__ = ["MogHead"]
@@ -45,10 +46,10 @@ class MogHead(nn.Module):
         self.guidance_scale, self.top_p = config.guidance_scale, config.top_p
         layers = [MLPLayer(width, head.intermediate_size, head.eps) for _ in range(head.num_layers)]
         self.mlp_stack = [*layers, RMSNorm(width, head.eps)]
-        self.proj_logits = nn.Linear(width, self.components, bias=False)
-        self.proj_mus = nn.Linear(width, self.components * self.rank, bias=False)
-        self.proj_logs = nn.Linear(width, 1, bias=False)
-        self.proj_else = nn.Linear(width, out, bias=False)
+        self.proj_logits = Linear(width, self.components, bias=False)
+        self.proj_mus = Linear(width, self.components * self.rank, bias=False)
+        self.proj_logs = Linear(width, 1, bias=False)
+        self.proj_else = Linear(width, out, bias=False)
         self.low_mat = mx.zeros((self.components, out, self.rank))
 
     def __call__(self, x: mx.array, u: mx.array) -> tuple[mx.array, mx.array]:
@@ -64,8 +65,9 @@ class MogHead(nn.Module):
 
     def gaussian(self, x: mx.array, component: mx.array) -> tuple[mx.array, mx.array]:
         """Mean and log standard deviation of ``component`` ``[B, 1]`` at the guided ``x`` ``[B, 1, width]``."""
-        rows = self.proj_mus.weight.reshape(self.components, self.rank, -1)[component]  # [B, 1, rank, width]
-        mean = self.low_mat[component] @ (rows @ x[..., None])
+        # What is gathered is one component in a thousand: widening it here costs nothing, and rounds nothing.
+        rows = self.proj_mus.rows(component[..., None] * self.rank + mx.arange(self.rank))  # [B, 1, rank, width]
+        mean = self.low_mat[component].astype(mx.float32) @ (rows.astype(mx.float32) @ x[..., None])
         log_std = mx.maximum(self.proj_logs(x).astype(mx.float32), self.min_log_std)
         rest = self.proj_else(x).astype(mx.float32)
-        return mean[..., 0].astype(mx.float32) * mx.exp(log_std) + rest, log_std
+        return mean[..., 0] * mx.exp(log_std) + rest, log_std

@@ -16,6 +16,7 @@ import mlx.nn as nn
 
 from voicechat_core.config import TextConfig
 from voicechat_core.nn.kv_cache import KVCache, append, new_kv_cache
+from voicechat_core.nn.linear import Linear
 from voicechat_core.nn.mamba2 import Mamba2Mixer, MambaState
 
 __all__ = ["MLP", "Attention", "Layer", "NemotronH", "NemotronHState", "RMSNorm", "attend", "relu2"]
@@ -35,7 +36,7 @@ class NemotronHState:
 class Mixer(Protocol):
     """What a layer asks of its mixer. The state is whatever ``new_state`` made."""
 
-    def new_state(self, batch: int, dtype: mx.Dtype) -> Any:
+    def new_state(self, batch: int) -> Any:
         """The state before the first position."""
 
     def step(self, x: mx.array, state: Any) -> tuple[mx.array, Any]:
@@ -65,10 +66,10 @@ class MLP(nn.Module):
 
     def __init__(self, config: TextConfig) -> None:
         super().__init__()
-        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=config.mlp_bias)
-        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=config.mlp_bias)
+        self.up_proj = Linear(config.hidden_size, config.intermediate_size, bias=config.mlp_bias)
+        self.down_proj = Linear(config.intermediate_size, config.hidden_size, bias=config.mlp_bias)
 
-    def new_state(self, batch: int = 1, dtype: mx.Dtype = mx.float32) -> None:
+    def new_state(self, batch: int = 1) -> None:
         """An MLP remembers nothing."""
         return
 
@@ -117,15 +118,15 @@ class Attention(nn.Module):
             config.num_attention_heads, config.num_key_value_heads, config.head_dim,
         )  # fmt: skip
         inner, kv, bias = self._heads * self._head_dim, self._kv_heads * self._head_dim, config.attention_bias
-        self.q_proj = nn.Linear(config.hidden_size, inner, bias=bias)
-        self.k_proj = nn.Linear(config.hidden_size, kv, bias=bias)
-        self.v_proj = nn.Linear(config.hidden_size, kv, bias=bias)
-        self.o_proj = nn.Linear(inner, config.hidden_size, bias=bias)
+        self.q_proj = Linear(config.hidden_size, inner, bias=bias)
+        self.k_proj = Linear(config.hidden_size, kv, bias=bias)
+        self.v_proj = Linear(config.hidden_size, kv, bias=bias)
+        self.o_proj = Linear(inner, config.hidden_size, bias=bias)
         self._scale = self._head_dim**-0.5
 
-    def new_state(self, batch: int = 1, dtype: mx.Dtype = mx.float32) -> KVCache:
-        """No keys yet. ``dtype`` is the activations'."""
-        return new_kv_cache(batch, self._kv_heads, self._head_dim, dtype)
+    def new_state(self, batch: int = 1) -> KVCache:
+        """No keys yet."""
+        return new_kv_cache(batch, self._kv_heads, self._head_dim, self.k_proj.dtype)
 
     def step(self, x: mx.array, state: KVCache) -> tuple[mx.array, KVCache]:
         """x ``[B, n, hidden]``, consuming ``state`` -> y like x, and the cache with n more positions."""
@@ -140,7 +141,7 @@ class Attention(nn.Module):
 
     def __call__(self, x: mx.array) -> mx.array:
         """A whole sequence ``[B, n, hidden]`` -> the same shape."""
-        return self.step(x, self.new_state(x.shape[0], x.dtype))[0]
+        return self.step(x, self.new_state(x.shape[0]))[0]
 
 
 MIXERS: dict[str, Callable[[TextConfig], Mixer]] = {"M": Mamba2Mixer, "*": Attention, "-": MLP}
@@ -168,9 +169,9 @@ class NemotronH(nn.Module):
         self.layers = [Layer(config, kind) for kind in config.hybrid_override_pattern]
         self.norm_f = RMSNorm(config.hidden_size, config.layer_norm_epsilon)
 
-    def new_state(self, batch: int = 1, dtype: mx.Dtype = mx.float32) -> NemotronHState:
-        """The state before the first position. ``dtype`` is the activations'; recurrent states are float32."""
-        return NemotronHState([layer.mixer.new_state(batch, dtype) for layer in self.layers])
+    def new_state(self, batch: int = 1) -> NemotronHState:
+        """The state before the first position, in the weights' precision; recurrent states are float32."""
+        return NemotronHState([layer.mixer.new_state(batch) for layer in self.layers])
 
     def step(self, x: mx.array, state: NemotronHState) -> tuple[mx.array, NemotronHState]:
         """The next n >= 1 positions.
@@ -191,11 +192,11 @@ class NemotronH(nn.Module):
     def layer_outputs(self, x: mx.array) -> list[mx.array]:
         """The residual stream ``[B, n, hidden]`` after each layer of a whole sequence, before the final norm."""
         outputs = []
-        for layer, layer_state in zip(self.layers, self.new_state(x.shape[0], x.dtype).layers, strict=True):
+        for layer, layer_state in zip(self.layers, self.new_state(x.shape[0]).layers, strict=True):
             x, _ = layer.step(x, layer_state)
             outputs.append(x)
         return outputs
 
     def __call__(self, x: mx.array) -> mx.array:
         """A whole sequence of embeddings -> hidden after the final norm, both ``[B, n, hidden]``."""
-        return self.step(x, self.new_state(x.shape[0], x.dtype))[0]
+        return self.step(x, self.new_state(x.shape[0]))[0]

@@ -7,6 +7,7 @@ import mlx.nn as nn
 
 from voicechat_core.config import AudioConfig
 from voicechat_core.nn.conformer import ConformerEncoder, EncoderState
+from voicechat_core.nn.linear import Linear
 from voicechat_core.nn.mel import LogMel, MelState
 from voicechat_core.nn.state import evaluate
 
@@ -40,7 +41,7 @@ class Perception(nn.Module):
         super().__init__()
         self.preprocessor = LogMel(config.preprocessor)
         self.encoder = ConformerEncoder(config.encoder)
-        self.proj = nn.Linear(config.encoder.d_model, config.output_dim)
+        self.proj = Linear(config.encoder.d_model, config.output_dim)
         self._dim = config.encoder.d_model
         self._frame = config.encoder.subsampling_factor * self.preprocessor.hop
 
@@ -61,9 +62,9 @@ class Perception(nn.Module):
         """Samples that the first ``frames`` frames need: frame k reaches up to sample ``1280 k + 199``."""
         return self._frame * (frames - 1) + self.preprocessor.lookahead if frames else 0
 
-    def new_state(self, batch: int = 1, dtype: mx.Dtype = mx.float32) -> PerceptionState:
+    def new_state(self, batch: int = 1) -> PerceptionState:
         """No sample heard yet."""
-        return PerceptionState(self.preprocessor.new_state(batch), self.encoder.new_state(batch, dtype))
+        return PerceptionState(self.preprocessor.new_state(batch), self.encoder.new_state(batch))
 
     def step(self, samples: mx.array, state: PerceptionState) -> tuple[PerceptionOutput, PerceptionState]:
         """The next n frames, of ``1280 (n - 1) + 200`` samples in the first step, of ``1280 n`` in every later one.

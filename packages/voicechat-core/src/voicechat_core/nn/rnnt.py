@@ -13,6 +13,7 @@ import mlx.nn as nn
 
 from voicechat_core.config import DecoderConfig, JointConfig
 from voicechat_core.errors import ModelError
+from voicechat_core.nn.linear import Embedding, Linear
 
 __all__ = ["Proposal", "RnntDecoder", "RnntJoint", "RnntState", "greedy_decode", "greedy_step"]
 
@@ -59,7 +60,7 @@ class Prediction(nn.Module):
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
-        self.embed = nn.Embedding(config.vocab_size + 1, config.pred_hidden)
+        self.embed = Embedding(config.vocab_size + 1, config.pred_hidden)
         self.dec_rnn = RecurrentStack(config)
 
 
@@ -120,10 +121,10 @@ class RnntJoint(nn.Module):
 
     def __init__(self, config: JointConfig) -> None:
         super().__init__()
-        self.enc = nn.Linear(config.encoder_hidden, config.joint_hidden)
-        self.pred = nn.Linear(config.pred_hidden, config.joint_hidden)
+        self.enc = Linear(config.encoder_hidden, config.joint_hidden)
+        self.pred = Linear(config.pred_hidden, config.joint_hidden)
         # As a list because the checkpoint counts activation and dropout: the weights are joint_net.2.
-        self.joint_net = [nn.ReLU(), nn.Identity(), nn.Linear(config.joint_hidden, config.num_classes + 1)]
+        self.joint_net = [nn.ReLU(), nn.Identity(), Linear(config.joint_hidden, config.num_classes + 1)]
         self.blank = config.num_classes
 
     def __call__(self, encoded: mx.array, predicted: mx.array) -> mx.array:

@@ -17,6 +17,7 @@ class ResidualVQ(nn.Module):
         """``[B, T, L]`` to codes ``[B, T, Q]`` int32; of equally near centres the lowest."""
         residual, codes = latents, []
         for centres in self.mus_list:
+            centres = centres.astype(mx.float32)
             code = mx.argmin(squared_distances(residual, centres), axis=-1)
             residual = residual - centres[code]
             codes.append(code)
@@ -24,7 +25,7 @@ class ResidualVQ(nn.Module):
 
     def dequantize(self, codes: mx.array) -> mx.array:
         """Codes ``[B, T, Q]`` to latents ``[B, T, L]``, summed from the first codebook on."""
-        latents = self.mus_list[0][codes[:, :, 0]]
+        latents = self.mus_list[0][codes[:, :, 0]].astype(mx.float32)
         for q, centres in enumerate(self.mus_list[1:], start=1):
             latents = latents + centres[codes[:, :, q]]
         return latents

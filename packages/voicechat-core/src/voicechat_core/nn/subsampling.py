@@ -14,6 +14,7 @@ import mlx.nn as nn
 from voicechat_core.config import EncoderConfig
 from voicechat_core.errors import InputError
 from voicechat_core.nn.layout import Axes, CheckpointLayout
+from voicechat_core.nn.linear import Linear
 
 __all__ = ["ConvSubsampling", "SubsamplingState", "encoded_length"]
 
@@ -87,7 +88,7 @@ class ConvSubsampling(nn.Module):
             PointwiseConv(channels, channels),
             nn.ReLU(),
         ]
-        self.out = nn.Linear(channels * encoded_length(config.feat_in), config.d_model)
+        self.out = Linear(channels * encoded_length(config.feat_in), config.d_model)
         self._features = config.feat_in
         self._channels = channels
 
@@ -104,11 +105,11 @@ class ConvSubsampling(nn.Module):
             x = _masked(x, length)
         return self._project(x)
 
-    def new_state(self, batch: int = 1, dtype: mx.Dtype = mx.float32) -> SubsamplingState:
+    def new_state(self, batch: int = 1) -> SubsamplingState:
         """The zeros before the first row."""
         rows, bins = [], self._features
         for channels in (1, self._channels, self._channels):
-            rows.append(mx.zeros((batch, KERNEL - 1, bins, channels), dtype))
+            rows.append(mx.zeros((batch, KERNEL - 1, bins, channels)))
             bins = halved(bins)
         return SubsamplingState(rows)
 
@@ -131,8 +132,8 @@ class ConvSubsampling(nn.Module):
         return self.conv[:2], self.conv[2:5], self.conv[5:]
 
     def _project(self, x: mx.array) -> mx.array:
-        """``[B, T, F, C]`` -> ``[B, T, D]``; PyTorch has the channels before the bins."""
-        return self.out(x.swapaxes(2, 3).flatten(2))
+        """``[B, T, F, C]`` -> ``[B, T, D]`` float32; PyTorch has the channels before the bins."""
+        return self.out(x.swapaxes(2, 3).flatten(2)).astype(mx.float32)
 
 
 def _run(stage: list[nn.Module], x: mx.array) -> mx.array:

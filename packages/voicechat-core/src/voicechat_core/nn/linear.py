@@ -1,0 +1,95 @@
+"""Matrices, dense or quantized: the one place where a weight meets its input.
+
+A matrix casts its input to the dtype that it computes in, so that a weight is never widened on a call: what surrounds
+the matrices may be float32 (norms, softmax, sums) while they are not. A packed one computes in the dtype of its scales,
+which are kept as they are stored, and gives what it is told to.
+"""
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from voicechat_core.quantization import Quantization
+
+__all__ = ["Embedding", "Linear", "Matrix", "matrices"]
+
+
+class Matrix(nn.Module):
+    """What Linear and Embedding share: ``weight`` ``[outputs, inputs]``, dense or packed with scales and biases."""
+
+    _quantization: Quantization | None = None
+    _activations: mx.Dtype | None = None
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Outputs and inputs, however they are stored."""
+        outputs, inputs = self.weight.shape
+        return outputs, inputs if self._quantization is None else self.scales.shape[1] * self._quantization.group_size
+
+    @property
+    def dtype(self) -> mx.Dtype:
+        """What it gives: the weight's dtype, or where that is packed the one it was told, by default the scales'."""
+        own: mx.Dtype = (self.weight if self._quantization is None else self.scales).dtype
+        return own if self._quantization is None or self._activations is None else self._activations
+
+    @property
+    def quantization(self) -> Quantization | None:
+        """How it is packed, or None if it is dense."""
+        return self._quantization
+
+    def quantize(self, quantization: Quantization) -> None:
+        """Make room for a packed weight, its scales and its biases; what was there is dropped.
+
+        ``shape``'s inputs must be a multiple of the group size.
+        """
+        packed, groups = quantization.shapes(*self.shape)
+        self.weight, self._quantization = mx.zeros(packed, mx.uint32), quantization
+        self.scales, self.biases = mx.zeros(groups), mx.zeros(groups)
+
+    def give(self, dtype: mx.Dtype) -> None:
+        """What a packed matrix's results are rounded to; a dense one's have the weight's dtype."""
+        self._activations = dtype
+
+    def rows(self, ids: mx.array) -> mx.array:
+        """The rows of ``ids`` ``[...]``: ``[..., inputs]``."""
+        q = self._quantization
+        if q is None:
+            return self.weight[ids]
+        parts = (self.weight[ids], self.scales[ids], self.biases[ids])
+        return mx.dequantize(*parts, group_size=q.group_size, bits=q.bits).astype(self.dtype)
+
+    def product(self, x: mx.array) -> mx.array:
+        """``x`` ``[..., inputs]`` times the transposed matrix: ``[..., outputs]``."""
+        q = self._quantization
+        if q is None:
+            return x.astype(self.dtype) @ self.weight.T
+        parts = (self.weight, self.scales, self.biases)
+        y = mx.quantized_matmul(
+            x.astype(self.scales.dtype), *parts, transpose=True, group_size=q.group_size, bits=q.bits
+        )
+        return y.astype(self.dtype)
+
+
+class Linear(Matrix, nn.Linear):
+    """``x W^T + b``."""
+
+    def __call__(self, x: mx.array) -> mx.array:
+        """``[..., inputs]`` of any floating dtype -> ``[..., outputs]`` in ``dtype``."""
+        if "bias" not in self:
+            return self.product(x)
+        if self._quantization is None:
+            return mx.addmm(self.bias, x.astype(self.dtype), self.weight.T)
+        return self.product(x) + self.bias
+
+
+class Embedding(Matrix, nn.Embedding):
+    """A vector for each id."""
+
+    def __call__(self, ids: mx.array) -> mx.array:
+        """Integers ``[...]`` -> ``[..., inputs]`` in ``dtype``."""
+        return self.rows(ids)
+
+
+def matrices(module: nn.Module) -> dict[str, Matrix]:
+    """Each matrix below ``module`` with its path, in the tree's order."""
+    children = reversed(module.named_modules())  # MLX walks from the last to the first
+    return {path: child for path, child in children if isinstance(child, Matrix)}

@@ -1,0 +1,101 @@
+"""Matrices: packed ones equal their own numbers unpacked by hand, dense ones are what MLX's are, none is widened."""
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+import pytest
+
+from voicechat_core.nn.linear import Embedding, Linear, matrices
+from voicechat_core.quantization import Quantization
+
+OUTPUTS, INPUTS = 24, 256
+
+
+def unpacked(weight, scales, biases, bits, group_size):
+    """The decode rule of the format, for bits that divide a word: fields from the least significant bit on."""
+    words, per_word = np.array(weight).astype(np.uint64), 32 // bits
+    fields = [(words >> np.uint64(bits * i)) & np.uint64(2**bits - 1) for i in range(per_word)]
+    numbers = np.stack(fields, axis=-1).reshape(words.shape[0], -1).astype(np.float32)
+    factor, offset = (np.repeat(np.array(x), group_size, axis=1) for x in (scales, biases))
+    return factor * numbers + offset
+
+
+def packed(kind, bits, group_size, *, bias=False):
+    """A module with random packed weights, and the same matrix unpacked by MLX."""
+    mx.random.seed(bits)
+    module = kind(INPUTS, OUTPUTS, bias=bias) if kind is Linear else kind(OUTPUTS, INPUTS)
+    parts = mx.quantize(mx.random.normal((OUTPUTS, INPUTS)), group_size=group_size, bits=bits)
+    module.quantize(Quantization(bits, group_size))
+    for name, value in zip(("weight", "scales", "biases"), parts, strict=True):
+        assert module[name].shape == value.shape
+        assert module[name].dtype == value.dtype
+        module[name] = value
+    return module, mx.dequantize(*parts, group_size=group_size, bits=bits)
+
+
+@pytest.mark.parametrize("bits", [2, 4, 8])
+@pytest.mark.parametrize("group_size", [32, 64, 128])
+def test_rows_follow_the_decode_rule(bits, group_size):
+    module, _ = packed(Embedding, bits, group_size)
+    expected = unpacked(module.weight, module.scales, module.biases, bits, group_size)
+    ids = np.array([[3, 0], [OUTPUTS - 1, 3]])
+    found = np.array(module(mx.array(ids)))
+    assert found.shape == (2, 2, INPUTS)
+    # One rounding of a product and one of a sum, against a fused one.
+    assert np.abs(found - expected[ids]).max() <= 2e-6
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 8])
+def test_a_packed_product_is_the_unpacked_one(bits):
+    module, weight = packed(Linear, bits, 64, bias=True)
+    module.bias = mx.random.normal((OUTPUTS,))
+    x = mx.random.normal((2, 3, INPUTS))
+    expected = np.array(x, np.float64) @ np.array(weight, np.float64).T + np.array(module.bias, np.float64)
+    assert np.abs(np.array(module(x)) - expected).max() <= 1e-5 * np.abs(expected).max()
+
+
+def test_a_dense_one_is_mlx_own_to_the_bit():
+    for bias in (False, True):
+        ours, theirs = Linear(INPUTS, OUTPUTS, bias=bias), nn.Linear(INPUTS, OUTPUTS, bias=bias)
+        theirs.update(ours.parameters())
+        x = mx.random.normal((1, 5, INPUTS))
+        assert mx.array_equal(ours(x), theirs(x))
+    table = Embedding(OUTPUTS, INPUTS)
+    assert mx.array_equal(table(mx.array([5, 2])), table.weight[mx.array([5, 2])])
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_the_weight_decides_the_dtype(bias):
+    dense = Linear(INPUTS, OUTPUTS, bias=bias)
+    dense.set_dtype(mx.bfloat16)
+    half, _ = packed(Linear, 4, 64, bias=bias)
+    half.set_dtype(mx.bfloat16)
+    single, _ = packed(Linear, 4, 64, bias=bias)
+    assert (dense.dtype, half.dtype, single.dtype) == (mx.bfloat16, mx.bfloat16, mx.float32)
+    for x in (mx.ones((1, INPUTS)), mx.ones((1, INPUTS), mx.bfloat16)):
+        assert (dense(x).dtype, half(x).dtype, single(x).dtype) == (mx.bfloat16, mx.bfloat16, mx.float32)
+
+
+def test_a_packed_one_gives_what_it_is_told_and_rounds_only_that():
+    module, weight = packed(Linear, 8, 64)
+    x = mx.random.normal((3, INPUTS))
+    exact = module(x)
+    module.give(mx.bfloat16)
+    assert module.dtype == mx.bfloat16
+    assert mx.array_equal(module(x), exact.astype(mx.bfloat16))
+    assert mx.array_equal(module.rows(mx.array([4])), weight[4:5].astype(mx.bfloat16))
+    assert module.scales.dtype == mx.float32
+
+
+def test_shape_is_the_matrix_not_its_words():
+    module, _ = packed(Linear, 4, 64)
+    assert module.weight.shape == (OUTPUTS, INPUTS // 8)
+    assert (module.shape, module.quantization) == ((OUTPUTS, INPUTS), Quantization(4, 64))
+    assert Linear(INPUTS, OUTPUTS).shape == (OUTPUTS, INPUTS)
+
+
+def test_matrices_have_their_paths_in_order():
+    tree = nn.Module()
+    tree.layers = [nn.Sequential(Linear(4, 4), nn.ReLU()), Embedding(3, 4)]
+    tree.head = Linear(4, 2)
+    assert list(matrices(tree)) == ["layers.0.layers.0", "layers.1", "head"]
