@@ -5,20 +5,23 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 import numpy as np
 import pytest
 
 from voicechat_core import CheckpointError, load
+from voicechat_core.checkpoint import UNUSED as UNUSED_PREFIXES
 from voicechat_core.checkpoint import load_networks
 from voicechat_core.config import VoiceChatConfig
-from voicechat_core.inspection import Inspection, Part, Weights, inspect, inspection_json, inspection_text
+from voicechat_core.inspection import Inspection, Part, Weights, inspect
+from voicechat_core.inspection_report import inspection_json, inspection_text
 from voicechat_core.model import Networks
 from voicechat_core.nn.layout import checkpoint_axes, to_checkpoint
 from voicechat_core.nn.linear import matrices
 from voicechat_core.quantization import Quantization
+from voicechat_core.synthetic import synthesize
 from voicechat_core.weights import named_parameters, read_tensors, write_tensors
 
 Tensors = dict[str, mx.array]
@@ -429,15 +432,44 @@ def test_a_missing_or_cut_shard(broken: Path, keep: int | None) -> None:
         file.write_bytes(data[:keep])
     (broken / "tokenizer.json").unlink()
     inspection = inspect(broken)
-    tokenizer, shard = inspection.problems
+    tokenizer, shard, missing = inspection.problems
     assert "tokenizer.json" in tokenizer
     reason = "this shard is missing" if keep is None else "cannot be read as safetensors: "
     assert shard.startswith(f"{file}: {reason}")
-    assert inspection.weights is None
-    assert inspection_json(inspection)["weights"] is None
-    text = lines(inspection)
-    assert "nemotron_voicechat, speaker Aria, 5 language layers" in text
-    assert "The tensors were not compared with the model: what is said above comes first." in text
+    assert inspection.weights is not None
+    assert (inspection.weights.total.tensors, len(inspection.weights.missing)) == (0, 348)
+    assert missing.startswith("348 missing tensors: ")
+    assert "nemotron_voicechat, speaker Aria, 5 language layers" in lines(inspection)
+
+
+def test_every_faulty_file_is_named_and_the_others_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "sharded"
+    synthesize(path, seed=0, shard_bytes=1 << 20)
+    shards = sorted(path.glob("*.safetensors"))
+    assert len(shards) > 5
+    held = [set(cast("Tensors", mx.load(str(shard)))) for shard in shards]
+    shards[1].unlink()
+    shards[3].write_bytes(b"x")
+    (path / "model.safetensors.index.json").write_text("{")
+    inspection = inspect(path)
+    assert inspection.problems[0].startswith(f"{path / 'model.safetensors.index.json'}: not an index")
+    assert inspection.problems[1] == f"{shards[1]}: this shard is missing"
+    assert inspection.problems[2].startswith(f"{shards[3]}: cannot be read as safetensors")
+    assert inspection.weights is not None
+    assert inspection.weights.total.tensors == 382 - len(held[1]) - len(held[3])
+    lost = {name for name in held[1] | held[3] if not name.startswith(UNUSED_PREFIXES)}
+    assert set(inspection.weights.missing) == lost
+
+
+def test_an_index_that_lists_too_much(broken: Path) -> None:
+    index = broken / "model.safetensors.index.json"
+    data = json.loads(index.read_text())
+    data["weight_map"] |= {"lost": "model.safetensors", "gone": "model-2.safetensors"}
+    index.write_text(json.dumps(data))
+    assert inspect(broken).problems == [
+        f"{broken / 'model-2.safetensors'}: this shard is missing",
+        f"{index}: 1 tensors listed that no shard holds: lost",
+    ]
 
 
 def test_a_tokenizer_that_does_not_fit(broken: Path) -> None:

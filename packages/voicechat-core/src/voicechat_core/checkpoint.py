@@ -102,13 +102,17 @@ def load_networks(
     return networks
 
 
-def examine(directory: Path, config: VoiceChatConfig, *, transcript: bool = True) -> Contents:
+def examine(
+    directory: Path, config: VoiceChatConfig, *, transcript: bool = True, file_faults: list[str] | None = None
+) -> Contents:
     """Match a directory's tensors with the model, by names, shapes and kinds of numbers alone.
 
+    With ``file_faults``, what is wrong with the files is added to it, and what they hold counts as missing.
+
     Raises:
-        CheckpointError: when the files themselves are missing or cannot be read.
+        CheckpointError: without ``file_faults``, when the files themselves are missing or cannot be read.
     """
-    tensors, networks = read_tensors(directory), Networks(config)
+    tensors, networks = read_tensors(directory, file_faults), Networks(config)
     found = plan(config.quantization_map, tensors, {path: m.shape for path, m in matrices(networks).items()})
     for path, quantization in found.modules.items():
         matrices(networks)[path].quantize(quantization)

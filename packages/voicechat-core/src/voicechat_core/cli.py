@@ -184,7 +184,7 @@ def inspect(
     """Show what a checkpoint holds, and what is missing, left over or inconsistent. Status 1 if anything is."""
     from voicechat_core.hub import locate
     from voicechat_core.inspection import inspect as run
-    from voicechat_core.inspection import inspection_json, inspection_text
+    from voicechat_core.inspection_report import inspection_json, inspection_text
 
     found = run(locate(checkpoint))
     _say(json.dumps(inspection_json(found)) if as_json else inspection_text(found, _width()))

@@ -4,17 +4,14 @@ It says what a load would say of files, names, shapes and vocabularies, but all 
 is read, so that it takes no longer for a large checkpoint than for a small one.
 """
 
-import io
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import mlx.core as mx
-from rich.console import Console
-from rich.table import Table
 
 from voicechat_core.checkpoint import UNUSED, Contents, examine
 from voicechat_core.config import VoiceChatConfig
@@ -26,7 +23,7 @@ from voicechat_core.quantization import Quantization
 from voicechat_core.tokenizer import RnntVocabulary, Tokenizer
 from voicechat_core.weights import named_parameters
 
-__all__ = ["Inspection", "ModelFacts", "Part", "Weights", "inspect", "inspection_json", "inspection_text"]
+__all__ = ["Inspection", "ModelFacts", "Part", "Weights", "inspect", "part_of"]
 
 # A tensor belongs to the first part whose prefix its name has, if the model knows it at all.
 PARTS = {
@@ -44,9 +41,6 @@ UNKNOWN = "unknown"
 SCALES = ("scales", "biases")  # what is stored beside a packed weight, and is no parameter
 LOADED: tuple[Precision, ...] = ("auto", "float32")
 LOADED_INTEGER = 4  # bytes: int32, and the words of packed weights
-LISTED_AT_MOST = 20  # modules in the text; all are in the JSON
-WIDTH = 160
-NOTE = "Values have not been looked at: loading does that, and refuses what is not finite."
 
 T = TypeVar("T")
 
@@ -105,7 +99,10 @@ class Weights:
 
 @dataclass(frozen=True)
 class Inspection:
-    """One directory. ``model`` is None without a config, ``weights`` where the files themselves are at fault."""
+    """One directory; without a config ``model`` and ``weights`` are None.
+
+    What a shard holds that cannot be read is missing, and said to be.
+    """
 
     directory: Path
     model: ModelFacts | None
@@ -141,14 +138,15 @@ def inspect(directory: Path) -> Inspection:
     _tried(lambda: char_table(config, Tokenizer.from_directory(directory, size)), problems)
     vocabulary = _tried(lambda: RnntVocabulary.from_checkpoint(directory, config), problems)
     transcript = vocabulary is None or vocabulary.enabled
-    contents = _tried(lambda: examine(directory, config, transcript=transcript), problems)
-    facts, weights = _facts(directory, config, vocabulary), None
+    contents = examine(directory, config, transcript=transcript, file_faults=problems)
     warnings = [] if transcript else ["no RNNT vocabulary: there will be no user transcript"]
-    if contents is not None:
-        weights = _weights(contents)
-        problems += contents.problems
-        warnings += contents.warnings
-    return Inspection(directory, facts, weights, problems, warnings)
+    return Inspection(
+        directory,
+        _facts(directory, config, vocabulary),
+        _weights(contents),
+        [*problems, *contents.problems],
+        [*warnings, *contents.warnings],
+    )
 
 
 def _tried(make: Callable[[], T], problems: list[str]) -> T | None:
@@ -174,7 +172,7 @@ def _weights(contents: Contents) -> Weights:
     shapes = {path: matrix.shape for path, matrix in matrices(contents.networks).items()}
     by_part: dict[str, list[str]] = {part: [] for part in PARTS}
     for name in sorted(tensors):
-        part = _part_of(name) if _is_ours(name, parameters, shapes) else UNKNOWN
+        part = part_of(name) if _is_ours(name, parameters, shapes) else UNKNOWN
         by_part.setdefault(part, []).append(name)
     return Weights(
         parts=[_part(part, names, contents, shapes) for part, names in by_part.items()],
@@ -194,7 +192,8 @@ def _is_ours(name: str, parameters: Mapping[str, mx.array], shapes: Mapping[str,
     return name in parameters or name.startswith(UNUSED) or (path in shapes and last in SCALES)
 
 
-def _part_of(name: str) -> str:
+def part_of(name: str) -> str:
+    """The part that a tensor's name belongs to."""
     return next((part for part, prefix in PARTS.items() if name.startswith(prefix)), UNKNOWN)
 
 
@@ -240,137 +239,3 @@ def _loaded_bytes(contents: Contents, parameters: Mapping[str, mx.array], precis
     wanted = dtypes(parameters, contents.tensors, chosen(precision, contents.tensors))
     present = {name: value.size for name, value in parameters.items() if name in contents.tensors}
     return sum(size * (wanted[name].size if name in wanted else LOADED_INTEGER) for name, size in present.items())
-
-
-def _settings(weights: Weights) -> list[tuple[Quantization, list[str]]]:
-    """Every setting and its modules' paths, the most frequent setting first."""
-    paths: dict[Quantization, list[str]] = {}
-    for path, setting in sorted(weights.quantized.items()):
-        paths.setdefault(setting, []).append(path)
-    return sorted(paths.items(), key=lambda item: (-len(item[1]), item[0].bits, item[0].group_size))
-
-
-def _counts(paths: Iterable[str]) -> dict[str, int]:
-    """Modules by part, the part with most of them first."""
-    found = Counter(_part_of(f"{path}.") for path in paths)
-    return dict(sorted(found.items(), key=lambda item: (-item[1], list(PARTS).index(item[0]))))
-
-
-# ------------------------------------------------------------------------------------------ reporting
-
-
-def inspection_text(inspection: Inspection, width: int = WIDTH) -> str:
-    """A table of parts, then one fact, problem or warning a line.
-
-    Nothing is cut: the table is ``width`` wide at most, or as wide as its names and numbers.
-    """
-    lines = [str(inspection.directory)]
-    if inspection.weights is not None:
-        lines += _table(inspection.weights, width).splitlines()
-    if inspection.model is not None:
-        lines += _model_lines(inspection.model)
-    if inspection.weights is not None:
-        lines += [*_memory_lines(inspection.weights), *_quantization_lines(inspection.weights)]
-    lines += _closing_lines(inspection)
-    return "\n".join(_printable(line) for line in lines)
-
-
-def _table(weights: Weights, width: int) -> str:
-    table = Table()
-    for column in ("part", "tensors", "parameters", "bytes", "stored as", "quantized"):
-        is_text = column in ("part", "stored as")
-        table.add_column(column, justify="left" if is_text else "right", no_wrap=column != "stored as")
-    for part in (*weights.parts, weights.total):
-        if part is weights.total:
-            table.add_section()
-        numbers = (f"{number:,}" for number in (part.tensors, part.parameters, part.bytes))
-        table.add_row(part.name, *numbers, " + ".join(part.stored), str(part.quantized or ""))
-    console = Console(file=io.StringIO(), width=1 << 16, force_terminal=False)  # plain text, whatever the environment
-    console.width = max(width, console.measure(table).minimum)
-    with console.capture() as captured:
-        console.print(table)
-    return captured.get()
-
-
-def _model_lines(model: ModelFacts) -> Iterator[str]:
-    yield f"{model.model_type}, speaker {model.speaker}, {model.layers} language layers"
-    transcript = f"{model.pieces:,} transcript pieces" if model.transcript else "no transcript branch"
-    if model.transcript is None:
-        transcript = "a transcript vocabulary that cannot be read"
-    yield f"vocabularies: {model.text_tokens:,} text tokens, {transcript}"
-    if model.source_revision is not None:
-        yield f"source revision {model.source_revision}"
-
-
-def _memory_lines(weights: Weights) -> Iterator[str]:
-    yield f"precision auto is {weights.auto} here"
-    loaded = (f"{size:,} bytes ({size / 1e9:.3g} GB) in {name}" for name, size in weights.memory.items())
-    yield f"weights in memory, at most: {', '.join(loaded)}"
-
-
-def _quantization_lines(weights: Weights) -> Iterator[str]:
-    if not weights.quantized:
-        yield "quantization: none"
-        return
-    yield f"quantization: scales and biases are {' + '.join(weights.scales)}"
-    settings = _settings(weights)
-    for setting, paths in settings:
-        counts = ", ".join(f"{part} {count}" for part, count in _counts(paths).items())
-        yield f"  {setting}: {len(paths)} module{'s' * (len(paths) != 1)} ({counts})"
-    others = [f"{path}: {setting}" for setting, paths in settings[1:] for path in paths]
-    yield from (f"    {line}" for line in others[:LISTED_AT_MOST])
-    if len(others) > LISTED_AT_MOST:
-        yield f"    and {len(others) - LISTED_AT_MOST} more"
-
-
-def _closing_lines(inspection: Inspection) -> Iterator[str]:
-    for what, found in (("problems", inspection.problems), ("warnings", inspection.warnings)):
-        if found:
-            yield f"{what}:"
-            yield from (f"  {line}" for line in found)
-    if inspection.passed:
-        yield "nothing is missing, left over or inconsistent"
-    if inspection.weights is None:
-        yield "The tensors were not compared with the model: what is said above comes first."
-    yield NOTE
-
-
-def _printable(line: str) -> str:
-    """A line that stays one and cannot move the cursor, whatever a file calls its tensors."""
-    return "".join(c if c.isprintable() else "�" for c in line.replace("\n", "\\n"))
-
-
-def inspection_json(inspection: Inspection) -> dict[str, Any]:
-    """The whole inspection in JSON's types: every name, where the text has the first 20.
-
-    ``model`` and ``weights`` are null where they cannot be told.
-    """
-    model, weights = inspection.model, inspection.weights
-    return {
-        "directory": str(inspection.directory),
-        "passed": inspection.passed,
-        "model": None if model is None else {**asdict(model), "transcript": model.transcript},
-        "weights": None if weights is None else _weights_json(weights),
-        "problems": inspection.problems,
-        "warnings": inspection.warnings,
-    }
-
-
-def _weights_json(weights: Weights) -> dict[str, Any]:
-    settings = [
-        {**asdict(setting), "modules": len(paths), "parts": _counts(paths)} for setting, paths in _settings(weights)
-    ]
-    modules = {path: asdict(setting) for path, setting in weights.quantized.items()}
-    return {
-        "parts": [_part_json(part) for part in weights.parts],
-        "total": _part_json(weights.total),
-        "auto": weights.auto,
-        "memory": weights.memory,
-        "quantization": {"settings": settings, "modules": modules, "scales": list(weights.scales)},
-        "missing": weights.missing,
-        "left_over": weights.left_over,
-    }
-
-
-def _part_json(part: Part) -> dict[str, Any]:
-    return {**asdict(part), "stored": list(part.stored)}

@@ -45,32 +45,49 @@ def listed(what: str, names: list[str]) -> str:
     return f"{len(names)} {what}: {', '.join(names[:LISTED_AT_MOST])}{more}"
 
 
-def read_tensors(directory: Path) -> dict[str, mx.array]:
+def read_tensors(directory: Path, faults: list[str] | None = None) -> dict[str, mx.array]:
     """Every tensor of a directory by name, lazily: from the index's shards, or from ``model*.safetensors``.
 
+    With ``faults``, what is wrong with the files is added to it, and the tensors are those that can still be read.
+
     Raises:
-        CheckpointError: for a missing shard, an index that names a file outside the directory or a tensor that its
-            shard does not hold, or a file that is not whole.
+        CheckpointError: without ``faults``, for a missing shard, an index that names a file outside the directory or a
+            tensor that its shard does not hold, or a file that is not whole.
     """
-    index = directory / INDEX
-    weight_map = _read_index(index) if index.is_file() else None
+    tensors: dict[str, mx.array] = {}
+    for fault in _fill(tensors, directory):
+        if faults is None:
+            raise CheckpointError(fault)
+        faults.append(fault)
+    return tensors
+
+
+def _fill(tensors: dict[str, mx.array], directory: Path) -> Iterator[str]:
+    """Put every readable shard's tensors into ``tensors``; yields what is wrong with the files, as it is found."""
+    index, weight_map, unread = directory / INDEX, None, set[str]()
+    try:
+        weight_map = _read_index(index) if index.is_file() else None
+    except CheckpointError as error:
+        yield str(error)
     names = (
         set(weight_map.values()) if weight_map is not None else {p.name for p in directory.glob("model*.safetensors")}
     )
     if not names:
-        raise CheckpointError(f"{directory}: no {INDEX} and no model*.safetensors")
-    names |= _numbered(names)
-    tensors: dict[str, mx.array] = {}
-    for name in sorted(names):
-        shard = _read_shard(directory / name)
+        yield f"{directory}: no {INDEX} and no model*.safetensors"
+    for name in sorted(names | _numbered(names)):
+        try:
+            shard = _read_shard(directory / name)
+        except CheckpointError as error:
+            unread.add(name)
+            yield str(error)
+            continue
         twice = sorted(tensors.keys() & shard.keys())
         if twice:
-            raise CheckpointError(f"{directory / name}: {listed('tensors that another shard holds too', twice)}")
+            yield f"{directory / name}: {listed('tensors that another shard holds too', twice)}"
         tensors.update(shard)
-    lost = sorted(set(weight_map or {}) - tensors.keys())
+    lost = sorted(name for name, file in (weight_map or {}).items() if name not in tensors and file not in unread)
     if lost:
-        raise CheckpointError(f"{index}: {listed('tensors listed that no shard holds', lost)}")
-    return tensors
+        yield f"{index}: {listed('tensors listed that no shard holds', lost)}"
 
 
 def _numbered(names: set[str]) -> set[str]:
