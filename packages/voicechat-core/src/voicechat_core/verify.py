@@ -164,7 +164,8 @@ def compare(stage: str, tensor: str, ours: np.ndarray, golden: np.ndarray, limit
     """
     if ours.shape != golden.shape:
         note = f"shape {list(ours.shape)} here, {list(golden.shape)} in the golden"
-        return Check(stage, tensor, False, note=note)
+        is_transcript = ours.ndim == golden.ndim == 1  # of another build: it may say more or less
+        return Check(stage, tensor, limit is None and is_transcript, note=note)
     exact = not np.issubdtype(golden.dtype, np.floating)
     if exact == np.issubdtype(ours.dtype, np.floating):
         return Check(stage, tensor, False, note=f"{ours.dtype} numbers here, {golden.dtype} in the golden")
