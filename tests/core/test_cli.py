@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import struct
 import subprocess
 import sys
@@ -199,7 +200,7 @@ def test_synthesize_then_generate(tmp_path: Path) -> None:
 def test_help_and_version() -> None:
     assert voicechat("--version").stdout.strip().count(".") == 2
     shown = voicechat("--help").stdout
-    for command in ("generate", "synthesize", "verify"):
+    for command in ("generate", "inspect", "list", "quantize", "synthesize", "verify"):
         assert command in shown
 
 
@@ -215,3 +216,117 @@ def test_a_streamed_wav_is_read(tiny_path: Path, tmp_path: Path) -> None:
     ]
     assert runs[0].returncode == 0
     assert runs[0].stdout == runs[1].stdout
+
+
+# ------------------------------------------------------------------------------------------- checkpoints
+
+
+@pytest.fixture(scope="module")
+def packed(tiny_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A 4-bit build made by the command, with what stays dense in bfloat16."""
+    target = tmp_path_factory.mktemp("packed") / "4bit"
+    result = voicechat("quantize", tiny_path, target, "--bits", "4", "--group-size", "32", "--dtype", "bfloat16")
+    assert (result.returncode, result.stderr) == (
+        0,
+        "125 of 382 tensors\n250 of 382 tensors\n375 of 382 tensors\n382 of 382 tensors\n",
+    )
+    size = sum(file.stat().st_size for file in target.glob("*.safetensors"))
+    (line,) = result.stdout.splitlines()
+    assert line.startswith(f"{target}: 15 modules in 4 bits in groups of 32; 0.003 GB, from 0.006 GB")
+    assert 2_000_000 < size < 3_000_000
+    return target
+
+
+def test_a_packed_build_answers_in_every_precision(packed: Path, tmp_path: Path) -> None:
+    answers = {}
+    for precision in ("auto", "bfloat16", "float32"):
+        words = ("--audio", SPOKEN, "--precision", precision, "--json", "--output-audio", tmp_path / "r.wav")
+        result = voicechat("generate", "-m", packed, *words)
+        assert (result.returncode, result.stderr) == (0, "")
+        answers[precision] = json.loads(result.stdout)
+    assert answers["auto"] == answers["bfloat16"] != answers["float32"]
+    assert {len(answer["text_tokens"]) for answer in answers.values()} == {38}
+
+
+def test_inspect_says_what_is_there_and_what_is_wrong(packed: Path, tmp_path: Path) -> None:
+    shown = voicechat("inspect", packed)
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert "4 bits in groups of 32: 15 modules (llm 12, embed_tokens 1, lm_head 1, function_head 1)" in shown.stdout
+    assert "precision auto is bfloat16 here" in shown.stdout
+    data = json.loads(voicechat("inspect", packed, "--json").stdout)
+    assert (data["passed"], data["weights"]["total"]["quantized"]) == (True, 15)
+    broken = Path(shutil.copytree(packed, tmp_path / "broken"))
+    (broken / "model.safetensors").unlink()
+    shown = voicechat("inspect", broken)
+    assert (shown.returncode, shown.stderr) == (1, "")
+    assert f"{broken / 'model.safetensors'}: this shard is missing" in shown.stdout
+    assert "no such directory" in one_line(voicechat("inspect", tmp_path / "absent"))
+
+
+def test_list_names_the_published_checkpoints(tmp_path: Path) -> None:
+    environment = {**os.environ, "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"}
+    environment.pop("HF_HUB_CACHE", None)
+    command = [sys.executable, "-c", RUN, "list"]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    assert shown.stderr == ""
+    assert [line.split() for line in shown.stdout.splitlines()] == [
+        ["NemotronLabs", "VoiceChat", "(speech,", "nemotron_voicechat)"],
+        ["checkpoint", "precision", "size", "here"],
+        ["mlx-community/NemotronLabs-VoiceChat-11B-bf16", "bf16", "22.19", "GB", "no"],
+        ["mlx-community/NemotronLabs-VoiceChat-11B-8bit", "8-bit", "13.90", "GB", "no"],
+        ["mlx-community/NemotronLabs-VoiceChat-11B-4bit", "4-bit", "9.17", "GB", "no"],
+    ]
+    as_json = subprocess.run([*command, "--json"], capture_output=True, text=True, check=True, env=environment)
+    assert [c["here"] for c in json.loads(as_json.stdout)["families"][0]["checkpoints"]] == ["no"] * 3
+
+
+def test_a_hub_name_without_a_network_is_one_line(tmp_path: Path) -> None:
+    name = "mlx-community/NemotronLabs-VoiceChat-11B-4bit"
+    command = [sys.executable, "-c", RUN, "generate", "-m", name, "--audio", str(SPOKEN)]
+    environment = {**os.environ, "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"}
+    environment.pop("HF_HUB_CACHE", None)
+    result = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, cwd=tmp_path)
+    assert one_line(result) == (f"voicechat: {name}: offline mode is on (HF_HUB_OFFLINE); there is no cached copy")
+    assert [path.name for path in tmp_path.iterdir() if path.suffix == ".wav"] == []
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "said"),
+    [
+        (("--bits", "5"), 2, "bits is 5; one of 4, 8 is needed"),
+        (("--bits", "4", "--group-size", "48"), 2, "group_size is 48; one of 32, 64, 128 is needed"),
+        (("--bits", "4", "--dtype", "int8"), 2, "dtype is 'int8'; one of float32, bfloat16 is needed"),
+    ],
+)
+def test_quantize_refuses_what_it_cannot_do(
+    tiny_path: Path, tmp_path: Path, words: tuple[str, ...], status: int, said: str
+) -> None:
+    assert said in one_line(voicechat("quantize", tiny_path, tmp_path / "new", *words), status)
+    assert not (tmp_path / "new").exists()
+
+
+def test_quantize_never_writes_over_anything(tiny_path: Path, packed: Path, tmp_path: Path) -> None:
+    line = one_line(voicechat("quantize", "no/such-source", tmp_path, "--bits", "4"))
+    assert line == f"voicechat: {tmp_path}: exists already; nothing is written over it"
+    assert "quantized already" in one_line(voicechat("quantize", packed, tmp_path / "again", "--bits", "8"))
+    assert "no such directory" in one_line(voicechat("quantize", tmp_path / "absent", tmp_path / "x", "--bits", "8"))
+
+
+def test_modules_that_stay_dense_are_named(tiny_path: Path, tmp_path: Path) -> None:
+    result = voicechat("quantize", tiny_path, tmp_path / "new", "--bits", "8", "--group-size", "128")
+    first, second = result.stdout.splitlines()
+    assert first.startswith(f"{tmp_path / 'new'}: 3 modules in 8 bits in groups of 128; ")
+    assert second.startswith("left dense, since 128 does not divide their inputs: stt_model.")
+    assert second.count("stt_model.") == 12
+
+
+def test_a_precision_that_does_not_exist_is_found_first() -> None:
+    result = voicechat("generate", "-m", "no-such-model", "--audio", "no-such-audio", "--precision", "half")
+    assert one_line(result, 2).endswith("precision is 'half'; one of auto, float32, bfloat16 is needed")
+
+
+def test_a_stored_format(tmp_path: Path) -> None:
+    made = voicechat("synthesize", tmp_path / "half", "--dtype", "bfloat16")
+    assert made.stdout.endswith(" parameters in bfloat16\n")
+    assert "precision auto is bfloat16 here" in voicechat("inspect", tmp_path / "half").stdout
+    assert "dtype is 'float16'" in one_line(voicechat("synthesize", tmp_path / "x", "--dtype", "float16"), 2)

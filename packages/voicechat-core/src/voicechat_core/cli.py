@@ -214,7 +214,7 @@ def quantize(
     ] = None,
 ) -> None:
     """Pack the language model's matrices, its embedding and its heads, as the published 4-bit and 8-bit builds are."""
-    from voicechat_core.convert import check_stored, convert
+    from voicechat_core.convert import check_stored, check_target, convert
     from voicechat_core.hub import locate
     from voicechat_core.progress import progress
     from voicechat_core.quantization import Quantization
@@ -223,8 +223,7 @@ def quantize(
         raise InputError(f"bits is {bits}; one of {', '.join(map(str, BITS))} is needed")
     if dtype is not None:
         check_stored(dtype)
-    if target.exists():
-        raise InputError(f"{target}: exists already; nothing is written over it")
+    check_target(target)  # before a download
     directory = locate(source, notices=True)
     with progress("tensors") as report:
         done = convert(directory, target, Quantization(bits, group_size), dtype=dtype, progress=report)

@@ -22,7 +22,7 @@ from voicechat_core.quantization import BITS, GROUP_SIZES, Quantization
 from voicechat_core.tokenizer import RnntVocabulary
 from voicechat_core.weights import INDEX, SHARD_BYTES, is_finite, write_tensors
 
-__all__ = ["Converted", "check_stored", "convert", "stored_as"]
+__all__ = ["Converted", "check_stored", "check_target", "convert", "stored_as"]
 
 STORED = {"float32": mx.float32, "bfloat16": mx.bfloat16}
 # What published builds quantize: 123 modules of the 11B. Perception, transcript, speech decoder and codec stay dense.
@@ -53,6 +53,16 @@ def check_stored(dtype: str) -> None:
     """
     if dtype not in STORED:
         raise InputError(f"dtype is {dtype!r}; one of {', '.join(STORED)} is needed")
+
+
+def check_target(target: Path) -> None:
+    """Refuse to write over anything.
+
+    Raises:
+        CheckpointError: when there is something of that name.
+    """
+    if target.exists():
+        raise CheckpointError(f"{target}: exists already; nothing is written over it")
 
 
 def stored_as(tensors: Iterable[tuple[str, mx.array]], dtype: str) -> Iterator[tuple[str, mx.array]]:
@@ -87,8 +97,7 @@ def convert(
         InputError: for bits, a group size or a dtype that do not exist, and for a group size that divides nothing.
     """
     _check_arguments(quantization, dtype)
-    if target.exists():
-        raise CheckpointError(f"{target}: exists already; nothing is written over it")
+    check_target(target)
     contents = _dense_contents(source)
     modules, left_dense = _to_pack(contents, quantization)
     stored, before = contents.tensors, sum(value.nbytes for value in contents.tensors.values())
