@@ -344,6 +344,13 @@ def test_a_dense_module_that_the_map_calls_quantized_is_loaded_and_named_once(
     assert record.message == f"{packed}: {PACKED}: {said}"
 
 
+def test_two_maps_that_differ_are_told(packed: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with_map(packed, {"bits": 4, "group_size": 32, "mode": "affine"})
+    load(packed)
+    (record,) = caplog.records
+    assert record.message == f"{packed}: config.json: quantization and quantization_config differ; the first is taken"
+
+
 def test_a_conflict_of_many_modules_is_one_line(packed: Path) -> None:
     def drop(tensors: dict[str, mx.array]) -> None:
         for name in [name for name in tensors if name.endswith(".biases")]:

@@ -9,6 +9,7 @@ import pytest
 
 from voicechat_core import ConfigError
 from voicechat_core.config import PUBLISHED_PATTERN, VoiceChatConfig
+from voicechat_core.quantization import Quantization
 
 RELEASE: dict[str, Any] = {
     "model_type": "nemotron_voicechat",
@@ -157,3 +158,22 @@ def test_unreadable_file_is_named(tmp_path: Path, content: str) -> None:
     with pytest.raises(ConfigError) as caught:
         VoiceChatConfig.from_file(path)
     assert str(path) in str(caught.value)
+
+
+def test_the_quantization_map_by_either_name() -> None:
+    said = {"group_size": 64, "bits": 4, "stt_model.lm_head": {"group_size": 32, "bits": 8}}
+    for data in (
+        {**RELEASE, "quantization": said},
+        {**RELEASE, "quantization_config": said},
+        {**RELEASE, "quantization": said, "quantization_config": {"group_size": 32, "bits": 2}},
+    ):
+        found = VoiceChatConfig.from_dict(data).quantization_map
+        assert found.of("stt_model.lm_head") == Quantization(8, 32)
+        assert found.of("stt_model.function_head") == Quantization(4, 64)
+    assert VoiceChatConfig.from_dict(RELEASE).quantization_map.of("stt_model.lm_head") is None
+
+
+@pytest.mark.parametrize("value", [3, [], {"bits": 5, "group_size": 7}, {"bits": 4, "group_size": 64, "mode": "nf4"}])
+def test_a_quantization_map_that_means_nothing(value: object) -> None:
+    with pytest.raises(ConfigError, match="quantization"):
+        VoiceChatConfig.from_dict({**RELEASE, "quantization": value})

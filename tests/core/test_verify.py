@@ -269,3 +269,55 @@ def test_tolerances_are_what_their_file_says() -> None:
     assert tolerance("codec", "latents") == 1e-5
     for stage in STAGES:
         assert 0 < tolerance(stage.key, "anything") <= 1e-5
+
+
+# ------------------------------------------------------------------------------- measured, not judged
+
+
+def test_another_precision_is_measured_and_not_judged(folder: Path) -> None:
+    report = verify(folder, precision="bfloat16")
+    checks = {f"{c.stage}/{c.tensor}": c for c in report.checks}
+    hidden = checks["llm/hidden"]
+    assert (report.passed, hidden.passed, hidden.limit) == (True, True, None)
+    assert hidden.relative is not None
+    assert hidden.relative > 100 * tolerance("llm", "hidden")
+    assert hidden.rms is not None
+    assert 0.002 < hidden.rms < hidden.relative
+    assert re.match(r"\d+ of 150 choices differ", checks["llm/function_logits"].note)
+    codes = checks["tts/step_codes"]
+    assert codes.error is not None
+    assert re.match(rf"{codes.error:.0f} of 930 choices differ: \[0, \d+, \d+\] by [\d.e-]+, ", codes.note)
+    assert report_text(report).endswith(f"measured, not judged: {folder / 'checkpoint'}, bfloat16")
+
+
+def test_another_build_is_measured_by_its_own_name(folder: Path, tmp_path: Path) -> None:
+    build = shutil.copytree(folder / "checkpoint", tmp_path / "build")
+    report = verify(folder, checkpoint=build)
+    assert report.passed
+    assert {check.error for check in report.checks if check.tensor == "step_codes"} == {0}
+    assert report_text(report).endswith(f"measured, not judged: {build}, float32")
+
+
+def test_what_is_measured_must_still_be_numbers_of_the_right_shape(folder: Path) -> None:
+    edit(folder, "llm/hidden", lambda x: np.full_like(x, np.nan))
+    edit(folder, "llm/layer0", lambda x: x[:, :-1])
+    report = verify(folder, precision="bfloat16")
+    assert {f"{c.stage}/{c.tensor}" for c in report.checks if not c.passed} == {"llm/hidden", "llm/layer0"}
+    assert "MISSED 2" in report_text(report)
+
+
+def test_the_command_measures(folder: Path) -> None:
+    from typer.testing import CliRunner
+
+    shown = CliRunner().invoke(app, ["verify", str(folder), "--precision", "bfloat16"])
+    assert shown.exit_code == 0
+    assert shown.stdout.endswith(f"measured, not judged: {folder / 'checkpoint'}, bfloat16\n")
+    assert " ok " not in shown.stdout
+
+
+def test_transcripts_of_another_build_may_have_another_length() -> None:
+    ours, golden = np.array([1, 2], np.int64), np.array([1, 2, 3], np.int64)
+    judged, measured = (compare("p", "rnnt_tokens_ms10", ours, golden, limit) for limit in (0.0, None))
+    assert (judged.passed, measured.passed) == (False, True)
+    assert judged.note == measured.note == "shape [2] here, [3] in the golden"
+    assert not compare("p", "codes", ours[None], golden[None], None).passed

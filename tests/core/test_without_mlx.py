@@ -15,7 +15,16 @@ def run(code: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize(
-    "module", ["voicechat_core", "voicechat_core.audio", "voicechat_core.tokenizer", "voicechat_core.cli"]
+    "module",
+    [
+        "voicechat_core",
+        "voicechat_core.audio",
+        "voicechat_core.catalogue",
+        "voicechat_core.cli",
+        "voicechat_core.hub",
+        "voicechat_core.quantization",
+        "voicechat_core.tokenizer",
+    ],
 )
 def test_imports(module: str) -> None:
     result = run(f"import {module}")
@@ -33,6 +42,12 @@ def test_the_command_says_it_in_one_line() -> None:
     assert result.returncode == 1
     assert result.stderr.startswith("voicechat: MLX is not installed")
     assert len(result.stderr.splitlines()) == 1
+
+
+def test_what_is_published_can_be_listed() -> None:
+    result = run("from voicechat_core import cli\nsys.argv = ['voicechat', 'list']\ncli.main()")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert "NemotronLabs-VoiceChat-11B-4bit" in result.stdout
 
 
 def test_exported_names() -> None:

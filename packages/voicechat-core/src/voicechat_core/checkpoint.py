@@ -52,7 +52,10 @@ class Contents:
     @property
     def warnings(self) -> list[str]:
         """What is odd and loads all the same."""
-        return self.plan.warnings
+        one, other = self.config.quantization, self.config.quantization_config
+        differ = bool(one) and bool(other) and one != other
+        said = ["config.json: quantization and quantization_config differ; the first is taken"]
+        return said * differ + self.plan.warnings
 
 
 def load_model(directory: Path, precision: Precision = "float32") -> VoiceChatModel:
