@@ -122,6 +122,18 @@ def test_a_bfloat16_build_keeps_scales_and_decay_rates_in_float32(tiny_path: Pat
     assert load(tmp_path / "half").generate(np.zeros(1280, np.float32)).frames == 1
 
 
+def test_scales_are_float32_whatever_the_source_is_stored_in(tiny_path: Path, tmp_path: Path) -> None:
+    convert(tiny_path, tmp_path / "half", dtype="bfloat16")
+    convert(tmp_path / "half", tmp_path / "packed", FOUR)
+    name = "stt_model.lm_head"
+    weight, found = read_tensors(tmp_path / "half")[f"{name}.weight"], read_tensors(tmp_path / "packed")
+    expected = mx.quantize(weight.astype(mx.float32), group_size=32, bits=4)
+    for part, value in zip(("weight", "scales", "biases"), expected, strict=True):
+        assert found[f"{name}.{part}"].dtype == value.dtype
+        assert mx.array_equal(found[f"{name}.{part}"], value)
+    assert found["stt_model.perception.proj.weight"].dtype == mx.bfloat16
+
+
 def test_inputs_that_the_group_size_does_not_divide_stay_dense(tiny_path: Path, tmp_path: Path) -> None:
     done = convert(tiny_path, tmp_path / "wide", Quantization(4, 128))
     assert sorted(path.rpartition(".")[2] for path in done.modules) == ["o_proj", "out_proj", "out_proj"]

@@ -17,6 +17,7 @@ from voicechat_core.model import VoiceChatModel
 from voicechat_core.nn import state as states
 from voicechat_core.nn.linear import matrices
 from voicechat_core.nn.perception import PerceptionState
+from voicechat_core.nn.rvq import ResidualVQ
 from voicechat_core.noise import KeyedNoise
 from voicechat_core.precision import check_precision, chosen
 from voicechat_core.quantization import Quantization
@@ -146,6 +147,19 @@ def test_a_codec_stored_in_bfloat16_computes_in_float32(builds: dict[str, Path])
     assert latents.dtype == F32
     assert mx.array_equal(latents, widened.encode(samples))
     assert mx.array_equal(kept.quantize(latents), widened.quantize(latents))
+
+
+def test_codebooks_stored_in_bfloat16_are_exact_in_float32() -> None:
+    """Where they are not the speech decoder's tables, and so stay as they are stored."""
+    mx.random.seed(0)
+    kept, widened = ResidualVQ(4, 16, 8), ResidualVQ(4, 16, 8)
+    kept.mus_list = [mx.random.normal((16, 8)).astype(BF16) for _ in range(4)]
+    widened.mus_list = [book.astype(F32) for book in kept.mus_list]
+    latents = mx.random.normal((1, 50, 8))
+    codes = kept.quantize(latents)
+    assert mx.array_equal(codes, widened.quantize(latents))
+    assert kept.dequantize(codes).dtype == F32
+    assert mx.array_equal(kept.dequantize(codes), widened.dequantize(codes))
 
 
 def test_auto_is_what_dense_matrices_are_stored_in(builds: dict[str, Path]) -> None:
