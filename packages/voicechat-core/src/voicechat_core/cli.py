@@ -237,16 +237,19 @@ def quantize(
 def verify(
     goldens: Annotated[Path, typer.Argument(metavar="GOLDENS_DIR", help="Holds checkpoint/, goldens/, manifest.json.")],
     checkpoint: Annotated[
-        Path | None, typer.Option(help="Another build of the same weights: measured, not judged.")
+        str | None,
+        typer.Option(help="Another build of the same weights, by directory or hub name: measured, not judged."),
     ] = None,
     precision: Annotated[str, typer.Option(help="float32; others are measured, not judged.")] = "float32",
 ) -> None:
     """Compare every stage with a folder of goldens. Status 1 on any miss."""
+    from voicechat_core.hub import locate
     from voicechat_core.precision import check_precision
     from voicechat_core.verify import report_text
     from voicechat_core.verify import verify as run
 
-    report = run(goldens, checkpoint=checkpoint, precision=check_precision(precision))
+    wanted = check_precision(precision)
+    report = run(goldens, checkpoint=None if checkpoint is None else locate(checkpoint), precision=wanted)
     _say(report_text(report, _width()))
     if not report.passed:
         raise typer.Exit(1)
