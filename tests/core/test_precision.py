@@ -239,6 +239,24 @@ def test_a_weight_that_is_converted_is_seen(builds: dict[str, Path]) -> None:
 
 
 @pytest.mark.parametrize("build", ["bf16", "4bit"])
+def test_residual_streams(builds: dict[str, Path], build: str) -> None:
+    """float32 in perception, speech decoder and character encoder; the language model's is bfloat16, as NVIDIA's."""
+    model = load_model(builds[build], "auto")
+    stt, tts = model.networks.stt_model, model.networks.tts_model.tts_model
+    assert stt.perception.encoder.pre_encode(mx.zeros((1, 9, 128))).dtype == F32
+    assert {x.dtype for x in stt.perception.encoder.layer_outputs(mx.zeros((1, 9, 128)))} == {F32}
+    assert {x.dtype for x in stt.llm.layer_outputs(stt.embed_tokens(mx.array([[1, 2]])))} == {BF16}
+    codes = mx.zeros((1, 1, 31), mx.int32)
+    audio, condition = tts.embed_codes(codes), model.subword_table[mx.array([[5]])]
+    assert (audio.dtype, condition.dtype, tts.fuse(audio, condition).dtype) == (BF16, BF16, F32)
+    characters = tts.embed_subword.embed_tokens(mx.array([[1, 2]]))
+    encoded = tts.embed_subword.backbone.encoder(characters, mx.array([[True, True]]))
+    assert (characters.dtype, encoded.dtype) == (BF16, F32)
+    flags = tts.embed_subword.with_flags(mx.zeros((1, 64), BF16), mx.array([5]))
+    assert flags.dtype == F32
+
+
+@pytest.mark.parametrize("build", ["bf16", "4bit"])
 def test_caches_are_kept_in_the_activations_dtype(builds: dict[str, Path], build: str) -> None:
     outputs, state, hearing = after_two_frames(load_model(builds[build], "auto"))
     floats = [(n, x) for s in (state, hearing) for n, x in states.arrays(s) if mx.issubdtype(x.dtype, mx.floating)]

@@ -195,10 +195,10 @@ def _write_config(source: Path, target: Path, modules: list[str], quantization: 
 
 
 def _carry_over(source: Path, target: Path) -> None:
-    """Tokenizers, licence and notices. Contents are copied: hub caches hold links."""
+    """Tokenizers, licence and notices, but nothing that was written anew. Contents are copied: hub caches hold links."""
     for pattern in CARRIED:
         for file in source.glob(pattern):
             copy = target / file.relative_to(source)
-            if file.is_file() and file.name != INDEX and not copy.exists():
+            if file.is_file() and not copy.exists():
                 copy.parent.mkdir(exist_ok=True)
                 shutil.copyfile(file, copy)

@@ -118,24 +118,28 @@ def plan(config: QuantizationMap, tensors: Mapping[str, Shaped], matrices: Mappi
     """
     result = Plan()
     for path in sorted(name.removesuffix(".scales") for name in tensors if name.endswith(".scales")):
-        fault = _fault(path, config, tensors, matrices)
+        fault = _fault(path, config, tensors, matrices) or _settle(path, config, tensors, matrices[path], result)
         if fault is not None:
             result.problems[path] = fault
-            continue
-        outputs, inputs = matrices[path]
-        weight, scales = (list(tensors[f"{path}.{part}"].shape) for part in ("weight", "scales"))
-        fits = [q for q in _every_setting(inputs) if q.shapes(outputs, inputs) == (weight, scales)]
-        said = config.of(path)
-        if not fits:
-            result.problems[path] = _misfit(path, said, weight, scales, outputs, inputs)
-            continue
-        (result.modules[path],) = fits
-        if said != fits[0]:
-            says = "nothing" if said is None else str(said)
-            result.warnings.append(f"{path}: config.json says {says}, its shapes {fits[0]}, which is taken")
     result.problems.update(_orphans(tensors))
     result.warnings.extend(_unfulfilled(config, result.modules, tensors))
     return result
+
+
+def _settle(
+    path: str, config: QuantizationMap, tensors: Mapping[str, Shaped], matrix: tuple[int, int], result: Plan
+) -> str | None:
+    """Add a module with the setting that its shapes have, and a warning where the map says another; or say why not."""
+    weight, scales = (list(tensors[f"{path}.{part}"].shape) for part in ("weight", "scales"))
+    said = config.of(path)
+    fits = [q for q in _every_setting(matrix[1]) if q.shapes(*matrix) == (weight, scales)]
+    if not fits:
+        return _misfit(path, said, weight, scales, *matrix)
+    (result.modules[path],) = fits
+    if said != fits[0]:
+        says = "nothing" if said is None else str(said)
+        result.warnings.append(f"{path}: config.json says {says}, its shapes {fits[0]}, which is taken")
+    return None
 
 
 def _every_setting(inputs: int) -> Iterator[Quantization]:

@@ -62,7 +62,7 @@ class DepthwiseConv1d(CheckpointLayout, nn.Module):
         self.weight = mx.zeros((channels, width, 1))
 
     def __call__(self, x: mx.array) -> mx.array:
-        return mx.conv1d(x.astype(self.weight.dtype), self.weight, groups=self.weight.shape[0])
+        return mx.conv1d(x, self.weight, groups=self.weight.shape[0])
 
 
 class ConformerConvolution(nn.Module):

@@ -74,7 +74,7 @@ class GatedFusion(nn.Module):
 
     def audio_branch(self, audio: mx.array) -> mx.array:
         """The sum over levels brought back to the size of one, then projected: ``[1, n, H]`` -> ``[1, n, H]``."""
-        return self.audio_proj(audio.astype(mx.float32) / AUDIO_DIVISOR)
+        return self.audio_proj(audio / AUDIO_DIVISOR)
 
 
 class EarTTS(nn.Module):
