@@ -195,7 +195,7 @@ def _write_config(source: Path, target: Path, modules: list[str], quantization: 
 
 
 def _carry_over(source: Path, target: Path) -> None:
-    """Tokenizers, licence and notices, but nothing that was written anew. Contents are copied: hub caches hold links."""
+    """Tokenizers, licence and notices; what was written anew stays. Contents are copied: hub caches hold links."""
     for pattern in CARRIED:
         for file in source.glob(pattern):
             copy = target / file.relative_to(source)
