@@ -16,7 +16,7 @@ from voicechat_core.convert import convert
 from voicechat_core.model import Networks
 from voicechat_core.quantization import Quantization
 from voicechat_core.synthetic import synthesize
-from voicechat_core.weights import named_parameters, read_tensors, write_tensors
+from voicechat_core.weights import is_finite, named_parameters, read_tensors, write_tensors
 
 Q_PROJ = "stt_model.llm.layers.3.mixer.q_proj.weight"
 
@@ -216,6 +216,16 @@ def test_one_number_that_is_not_finite(broken: Path, name: str, value: float) ->
 
     rewrite(broken, spoil)
     assert message(broken) == f"{broken}: 1 tensors with values that are not finite: {name}"
+
+
+@pytest.mark.parametrize("place", [0, 99, 100, 250])
+def test_every_block_of_a_large_tensor_is_looked_at(place: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("voicechat_core.weights.NUMBERS_AT_ONCE", 100)
+    numbers = np.zeros((3, 1, 84), np.float32)
+    assert is_finite(mx.array(numbers))
+    numbers.flat[place] = np.inf
+    assert not is_finite(mx.array(numbers))
+    assert is_finite(mx.array([1, 2]))
 
 
 def test_without_an_index_a_missing_shard_is_still_named(tmp_path: Path) -> None:
