@@ -286,7 +286,8 @@ def test_a_hub_name_without_a_network_is_one_line(tmp_path: Path) -> None:
     environment = {**os.environ, "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"}
     environment.pop("HF_HUB_CACHE", None)
     result = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, cwd=tmp_path)
-    assert one_line(result) == (f"voicechat: {name}: offline mode is on (HF_HUB_OFFLINE); there is no cached copy")
+    lacks = "there is no cached copy, and no local directory of that name"
+    assert one_line(result) == f"voicechat: {name}: offline mode is on (HF_HUB_OFFLINE); {lacks}"
     assert [path.name for path in tmp_path.iterdir() if path.suffix == ".wav"] == []
 
 

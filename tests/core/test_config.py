@@ -119,7 +119,7 @@ def test_file_with_bare_infinity(tmp_path: Path) -> None:
         ("tts_config.noise_scale", float("inf"), ["tts_config.noise_scale", "inf", "<= 1000"]),
         ("tts_config.noise_scale", -1, ["tts_config.noise_scale", "-1", ">= 0"]),
         ("frame_duration", float("nan"), ["frame_duration", "nan", "> 0"]),
-        ("tts_config.audio_prompt_duration", 1e300, ["audio_prompt_duration", "1e+300", "<= 1000000000"]),
+        ("tts_config.audio_prompt_duration", 1e300, ["audio_prompt_duration", "1e+300", "<= 3600"]),
         ("codec_config.channel_multipliers", [1, -2, 4], ["channel_multipliers", ">= 1"]),
         ("codec_config.downsample_rates", [-7, -7, 9], ["downsample_rates", ">= 1"]),
         ("audio_config.encoder", {"att_context_size": [10**30, 0]}, ["att_context_size"]),

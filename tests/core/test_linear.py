@@ -25,7 +25,7 @@ def packed(kind, bits, group_size, *, bias=False):
     mx.random.seed(bits)
     module = kind(INPUTS, OUTPUTS, bias=bias) if kind is Linear else kind(OUTPUTS, INPUTS)
     parts = mx.quantize(mx.random.normal((OUTPUTS, INPUTS)), group_size=group_size, bits=bits)
-    module.quantize(Quantization(bits, group_size))
+    module.make_packed(Quantization(bits, group_size))
     for name, value in zip(("weight", "scales", "biases"), parts, strict=True):
         assert module[name].shape == value.shape
         assert module[name].dtype == value.dtype
@@ -80,7 +80,7 @@ def test_a_packed_one_gives_what_it_is_told_and_rounds_only_that():
     module, weight = packed(Linear, 8, 64)
     x = mx.random.normal((3, INPUTS))
     exact = module(x)
-    module.give(mx.bfloat16)
+    module.round_to(mx.bfloat16)
     assert module.dtype == mx.bfloat16
     assert mx.array_equal(module(x), exact.astype(mx.bfloat16))
     assert mx.array_equal(module.rows(mx.array([4])), weight[4:5].astype(mx.bfloat16))
@@ -99,3 +99,12 @@ def test_matrices_have_their_paths_in_order():
     tree.layers = [nn.Sequential(Linear(4, 4), nn.ReLU()), Embedding(3, 4)]
     tree.head = Linear(4, 2)
     assert list(matrices(tree)) == ["layers.0.layers.0", "layers.1", "head"]
+
+
+def test_inputs_are_cast_to_the_scales_not_the_scales_to_the_inputs():
+    module, _ = packed(Linear, 4, 64)
+    module.scales, module.biases = (x.astype(mx.bfloat16) for x in (module.scales, module.biases))
+    x = mx.random.normal((3, INPUTS))
+    parts = (module.weight, module.scales, module.biases)
+    expected = mx.quantized_matmul(x.astype(mx.bfloat16), *parts, transpose=True, group_size=64, bits=4)
+    assert mx.array_equal(module(x), expected)

@@ -19,7 +19,7 @@ from voicechat_core.nn.linear import matrices
 from voicechat_core.nn.perception import PerceptionState
 from voicechat_core.nn.rvq import ResidualVQ
 from voicechat_core.noise import KeyedNoise
-from voicechat_core.precision import check_precision, chosen
+from voicechat_core.precision import check_precision, dtypes, resolved
 from voicechat_core.quantization import Quantization
 from voicechat_core.weights import named_parameters, read_tensors, write_tensors
 
@@ -122,6 +122,23 @@ def test_scales_stored_in_bfloat16_are_multiplied_in_it(builds: dict[str, Path],
     assert load(path).generate(np.zeros(1280, np.float32)).frames == 1
 
 
+@pytest.mark.parametrize(
+    ("scales", "biases", "kept"),
+    [(mx.float16, mx.float16, F32), (F32, BF16, F32), (BF16, F32, F32), (BF16, mx.float16, F32), (BF16, BF16, BF16)],
+)
+def test_scales_stay_small_only_in_pairs_and_never_float16(scales: mx.Dtype, biases: mx.Dtype, kept: mx.Dtype) -> None:
+    """A product takes one dtype, and squares overflow in float16."""
+    stored = {"a.lm_head.scales": mx.zeros((2, 2), scales), "a.lm_head.biases": mx.zeros((2, 2), biases)}
+    assert dtypes(stored, stored, BF16) == dict.fromkeys(stored, kept)
+    assert dtypes(stored, stored, F32) == dict.fromkeys(stored, F32)
+
+
+@pytest.mark.parametrize("path", ["stt_model.rnnt_joint.enc", "tts_model.tts_model.mog_head.proj_logits"])
+def test_what_stays_float32_does_so_when_it_is_packed(path: str) -> None:
+    stored = {f"{path}.{part}": mx.zeros((2, 2), BF16) for part in ("scales", "biases")}
+    assert dtypes(stored, stored, BF16) == dict.fromkeys(stored, F32)
+
+
 @pytest.mark.parametrize("build", ["f32", "bf16", "4bit"])
 def test_float32_widens_everything(builds: dict[str, Path], build: str) -> None:
     found = parameters(builds[build], "float32")
@@ -163,18 +180,24 @@ def test_codebooks_stored_in_bfloat16_are_exact_in_float32() -> None:
 
 
 def test_auto_is_what_dense_matrices_are_stored_in(builds: dict[str, Path]) -> None:
-    def stored(dtype: mx.Dtype, scales: mx.Dtype = F32, **others: mx.Dtype) -> dict[str, mx.array]:
-        tensors = {"stt_model.perception.proj.weight": mx.zeros((8, 8), dtype), "a.scales": mx.zeros((64, 8), scales)}
-        return tensors | {name: mx.zeros((64, 64), other) for name, other in others.items()}
+    def stored(dtype: mx.Dtype) -> dict[str, mx.array]:
+        return {"stt_model.perception.proj.weight": mx.zeros((8, 8), dtype), "a.scales": mx.zeros((64, 8))}
 
-    assert chosen("auto", stored(BF16)) == BF16
-    assert chosen("auto", stored(F32)) == F32
-    assert chosen("auto", stored(mx.float16)) == F32
-    assert chosen("auto", {"a.scales": mx.zeros((8, 8), BF16)}) == BF16
+    assert resolved("auto", stored(BF16)) == BF16
+    assert resolved("auto", stored(F32)) == F32
+    assert resolved("auto", stored(mx.float16)) == F32
+    assert resolved("auto", {"a.scales": mx.zeros((8, 8), BF16)}) == BF16
+    # Most of them decide.
+    assert resolved("auto", stored(BF16) | {"stt_model.llm.x": mx.zeros((8, 9))}) == F32
+    assert resolved("auto", stored(BF16) | {"stt_model.llm.x": mx.zeros((8, 7))}) == BF16
     # Neither vectors nor what is float32 anyway have a say.
     codec = {"tts_model.audio_codec.decoder.layers.0.weight": mx.zeros((64, 64, 1))}
-    assert chosen("auto", stored(BF16) | codec | {"x": mx.zeros((10**6,))}) == BF16
-    assert [chosen(p, stored(BF16)) for p in ("float32", "bfloat16")] == [F32, BF16]
+    assert resolved("auto", stored(BF16) | codec | {"x": mx.zeros((10**6,))}) == BF16
+    assert [resolved(p, stored(BF16)) for p in ("float32", "bfloat16")] == [F32, BF16]
+
+
+def test_a_load_is_in_auto_unless_told_otherwise(builds: dict[str, Path]) -> None:
+    assert load(builds["bf16"]).model.networks.stt_model.perception.proj.weight.dtype == BF16
 
 
 def test_a_precision_that_does_not_exist(tiny_path: Path) -> None:

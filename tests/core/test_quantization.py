@@ -7,7 +7,7 @@ import pytest
 from voicechat_core.errors import ConfigError
 from voicechat_core.quantization import Quantization, QuantizationMap, plan
 
-MATRICES = {"a": (8, 128), "b": (8, 96), "head": (16, 256)}
+MATRICES = {"m.a": (8, 128), "m.b": (8, 96), "m.head": (16, 256)}
 FOUR, EIGHT = Quantization(4, 64), Quantization(8, 64)
 
 
@@ -46,18 +46,18 @@ def only(problems):
 
 
 def test_a_default_and_overrides():
-    found = of({"group_size": 64, "bits": 4, "a": {"bits": 8}, "b": False, "head": True, "quant_method": "mlx"})
-    assert (found.of("a"), found.of("b"), found.of("head"), found.of("c")) == (EIGHT, FOUR, FOUR, FOUR)
-    assert found.overrides == {"a": EIGHT, "b": False, "head": True}
+    found = of({"group_size": 64, "bits": 4, "m.a": {"bits": 8}, "m.b": False, "m.head": True, "quant_method": "mlx"})
+    assert (found.of("m.a"), found.of("m.b"), found.of("m.head"), found.of("m.c")) == (EIGHT, FOUR, FOUR, FOUR)
+    assert found.overrides == {"m.a": EIGHT, "m.b": False, "m.head": True}
 
 
 def test_an_override_inherits_what_it_does_not_say():
-    assert of({"group_size": 32, "bits": 4, "a": {"bits": 6}}).of("a") == Quantization(6, 32)
+    assert of({"group_size": 32, "bits": 4, "m.a": {"bits": 6}}).of("m.a") == Quantization(6, 32)
 
 
 def test_nothing_said_is_nothing_known():
-    assert of({}).of("a") is None
-    assert of({"a": {"bits": 4, "group_size": 64}}).of("a") == FOUR
+    assert of({}).of("m.a") is None
+    assert of({"m.a": {"bits": 4, "group_size": 64}}).of("m.a") == FOUR
 
 
 @pytest.mark.parametrize(
@@ -83,8 +83,10 @@ def test_a_map_that_means_nothing_here(data, message):
 
 
 def test_scales_make_a_module_quantized():
-    found = plan(of({"group_size": 64, "bits": 4}), packed("a", FOUR) | dense("b") | packed("head", FOUR), MATRICES)
-    assert found.modules == {"a": FOUR, "head": FOUR}
+    found = plan(
+        of({"group_size": 64, "bits": 4}), packed("m.a", FOUR) | dense("m.b") | packed("m.head", FOUR), MATRICES
+    )
+    assert found.modules == {"m.a": FOUR, "m.head": FOUR}
     assert (found.problems, found.warnings) == ({}, [])
 
 
@@ -92,21 +94,21 @@ def test_scales_make_a_module_quantized():
 @pytest.mark.parametrize("group_size", [32, 64, 128])
 def test_every_setting_is_read_off_the_shapes(bits, group_size):
     there = Quantization(bits, group_size)
-    found = plan(of({"group_size": group_size, "bits": bits}), packed("a", there) | packed("head", there), MATRICES)
-    assert found.modules == {"a": there, "head": there}
+    found = plan(of({"group_size": group_size, "bits": bits}), packed("m.a", there) | packed("m.head", there), MATRICES)
+    assert found.modules == {"m.a": there, "m.head": there}
     assert found.warnings == []
 
 
 @pytest.mark.parametrize(("data", "says"), [({}, "nothing"), ({"group_size": 64, "bits": 4}, str(FOUR))])
 def test_the_shape_wins_over_the_map(data, says):
-    found = plan(of(data), packed("a", Quantization(8, 32)), MATRICES)
-    assert found.modules == {"a": Quantization(8, 32)}
-    assert found.warnings == [f"a: config.json says {says}, its shapes 8 bits in groups of 32, which is taken"]
+    found = plan(of(data), packed("m.a", Quantization(8, 32)), MATRICES)
+    assert found.modules == {"m.a": Quantization(8, 32)}
+    assert found.warnings == [f"m.a: config.json says {says}, its shapes 8 bits in groups of 32, which is taken"]
 
 
 def test_a_mixed_build():
-    data = {"group_size": 64, "bits": 3, "b": {"bits": 8, "group_size": 32}, "head": {"bits": 6, "group_size": 128}}
-    settings = {"a": Quantization(3, 64), "b": Quantization(8, 32), "head": Quantization(6, 128)}
+    data = {"group_size": 64, "bits": 3, "m.b": {"bits": 8, "group_size": 32}, "m.head": {"bits": 6, "group_size": 128}}
+    settings = {"m.a": Quantization(3, 64), "m.b": Quantization(8, 32), "m.head": Quantization(6, 128)}
     tensors = {name: t for path, q in settings.items() for name, t in packed(path, q).items()}
     found = plan(of(data), tensors, MATRICES)
     assert (found.modules, found.problems, found.warnings) == (settings, {}, [])
@@ -114,14 +116,16 @@ def test_a_mixed_build():
 
 @pytest.mark.parametrize("entry", [True, {"bits": 4, "group_size": 64}])
 def test_a_dense_weight_that_the_map_calls_quantized_is_loaded_dense(entry):
-    found = plan(of({"group_size": 64, "bits": 4, "a": entry}), dense("a"), MATRICES)
+    found = plan(of({"group_size": 64, "bits": 4, "m.a": entry}), dense("m.a"), MATRICES)
     assert (found.modules, found.problems) == ({}, {})
-    assert found.warnings == ["a: config.json says that it is quantized, but its weight is dense and has no scales"]
+    nothing = f"config.json says {FOUR}, but nothing is packed"
+    dense_all_the_same = "m.a: config.json says that it is quantized, but its weight is dense and has no scales"
+    assert found.warnings == [nothing, dense_all_the_same]
 
 
 def test_a_module_of_the_map_that_does_not_exist():
-    found = plan(of({"group_size": 64, "bits": 4, "c": True, "d": False}), packed("a", FOUR), MATRICES)
-    assert found.warnings == ["c: config.json says that it is quantized, but there is no such module"]
+    found = plan(of({"group_size": 64, "bits": 4, "m.c": True, "m.d": False}), packed("m.a", FOUR), MATRICES)
+    assert found.warnings == ["m.c: config.json says that it is quantized, but there is no such module"]
 
 
 # ------------------------------------------------------------------------------------ inconsistencies
@@ -129,55 +133,80 @@ def test_a_module_of_the_map_that_does_not_exist():
 
 @pytest.mark.parametrize("part", ["weight", "biases"])
 def test_scales_without(part):
-    tensors = packed("a", FOUR)
-    del tensors[f"a.{part}"]
-    assert only(plan(of({}), tensors, MATRICES).problems) == f"a has scales but no {part}"
+    tensors = packed("m.a", FOUR)
+    del tensors[f"m.a.{part}"]
+    assert only(plan(of({}), tensors, MATRICES).problems) == f"m.a has scales but no {part}"
 
 
 def test_biases_or_a_packed_weight_without_scales():
-    tensors = packed("a", FOUR) | packed("b", Quantization(4, 32))
-    del tensors["a.scales"], tensors["b.scales"], tensors["b.biases"]
+    tensors = packed("m.a", FOUR) | packed("m.b", Quantization(4, 32))
+    del tensors["m.a.scales"], tensors["m.b.scales"], tensors["m.b.biases"]
     problems = plan(of({}), tensors, MATRICES).problems
-    assert problems["a"].startswith("a has ")
-    assert problems["b"] == "b has a packed weight (uint32) but no scales"
+    assert problems["m.a"] == "m.a has a packed weight (uint32) but no scales"
+    assert problems["m.b"] == "m.b has a packed weight (uint32) but no scales"
 
 
 def test_false_with_scales():
-    found = plan(of({"group_size": 64, "bits": 4, "a": False}), packed("a", FOUR), MATRICES)
-    assert only(found.problems) == "a has scales, but config.json says that it is not quantized (false)"
+    found = plan(of({"group_size": 64, "bits": 4, "m.a": False}), packed("m.a", FOUR), MATRICES)
+    assert only(found.problems) == "m.a has scales, but config.json says that it is not quantized (false)"
     assert found.modules == {}
 
 
 def test_both_dense_and_quantized():
-    found = plan(of({"group_size": 64, "bits": 4}), packed("a", FOUR) | dense("a"), MATRICES)
-    expected = "a is there both dense (bfloat16 weight) and quantized (scales): one of the two is needed"
+    found = plan(of({"group_size": 64, "bits": 4}), packed("m.a", FOUR) | dense("m.a"), MATRICES)
+    expected = "m.a is there both dense (bfloat16 weight) and quantized (scales): one of the two is needed"
     assert only(found.problems) == expected
 
 
 def test_a_group_size_that_does_not_divide():
-    tensors = packed("b", Quantization(4, 32))
-    tensors["b.scales"] = tensors["b.biases"] = Tensor((8, 1))
+    tensors = packed("m.b", Quantization(4, 32))
+    tensors["m.b.scales"] = tensors["m.b.biases"] = Tensor((8, 1))
     found = plan(of({"group_size": 64, "bits": 4}), tensors, MATRICES)
-    assert only(found.problems) == "b: group_size 64 does not divide its 96 inputs"
+    assert only(found.problems) == "m.b: group_size 64 does not divide its 96 inputs"
 
 
 def test_shapes_that_no_setting_makes():
-    tensors = packed("a", FOUR) | {"a.weight": Tensor((8, 17), "mlx.core.uint32")}
+    tensors = packed("m.a", FOUR) | {"m.a.weight": Tensor((8, 17), "mlx.core.uint32")}
     said = plan(of({"group_size": 64, "bits": 4}), tensors, MATRICES)
-    expected = "a: weight [8, 17] and scales [8, 2]; 4 bits in groups of 64 make them [8, 16] and [8, 2]"
+    expected = "m.a: weight [8, 17] and scales [8, 2]; 4 bits in groups of 64 make them [8, 16] and [8, 2]"
     assert only(said.problems) == expected
     unsaid = plan(of({}), tensors, MATRICES)
     assert only(unsaid.problems) == (
-        "a: weight [8, 17] and scales [8, 2] fit no bits and group size for 8 outputs and 128 inputs"
+        "m.a: weight [8, 17] and scales [8, 2] fit no bits and group size for 8 outputs and 128 inputs"
     )
 
 
 def test_scales_and_biases_of_different_shapes():
-    tensors = packed("a", FOUR) | {"a.biases": Tensor((8, 3))}
-    assert only(plan(of({}), tensors, MATRICES).problems) == "a.scales has shape [8, 2] but a.biases [8, 3]"
+    tensors = packed("m.a", FOUR) | {"m.a.biases": Tensor((8, 3))}
+    assert only(plan(of({}), tensors, MATRICES).problems) == "m.a.scales has shape [8, 2] but m.a.biases [8, 3]"
 
 
 def test_scales_of_something_that_is_no_matrix():
     tensors = {"conv.weight": Tensor((8, 4), "mlx.core.uint32"), "conv.scales": Tensor((8, 1))}
     found = plan(of({}), tensors | {"conv.biases": Tensor((8, 1))}, MATRICES)
     assert only(found.problems) == "conv has scales, but this model has no matrix of that name that could be quantized"
+
+
+def test_a_map_over_a_dense_checkpoint_is_told():
+    assert plan(of({"group_size": 64, "bits": 4}), dense("m.a"), MATRICES).warnings == [
+        f"config.json says {FOUR}, but nothing is packed"
+    ]
+
+
+@pytest.mark.parametrize("entry", ["false", 0, 1, [4, 64], 4.0])
+def test_an_entry_of_a_module_that_says_nothing(entry):
+    with pytest.raises(ConfigError, match=r"quantization\.m\.a is "):
+        of({"bits": 4, "group_size": 64, "m.a": entry})
+
+
+def test_what_other_software_keeps_in_its_map_is_ignored():
+    found = of({"bits": 4, "group_size": 64, "load_in_4bit": True, "quant_method": "mlx", "skip": ["m.a"]})
+    assert (found.default, found.overrides) == (FOUR, {})
+
+
+def test_a_problem_is_told_once():
+    tensors = packed("m.a", FOUR)
+    del tensors["m.a.scales"], tensors["m.a.biases"]
+    found = plan(of({"group_size": 64, "bits": 4, "m.a": True}), tensors, MATRICES)
+    assert only(found.problems) == "m.a has a packed weight (uint32) but no scales"
+    assert found.warnings == []

@@ -60,7 +60,11 @@ def cached() -> tuple[Cached, ...]:
     passed over.
     """
     with quiet():
-        found = [_cached(storage) for storage in sorted(cache_directory().glob("models--*--*"))]
+        try:
+            storages = sorted(cache_directory().glob("models--*--*"))
+        except OSError:
+            return ()
+        found = [_cached(storage) for storage in storages]
     return tuple(entry for entry in found if entry is not None)
 
 

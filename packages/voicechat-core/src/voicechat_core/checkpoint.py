@@ -5,6 +5,7 @@ Every tensor has its parameter and every parameter its tensor. A matrix with sca
 """
 
 import logging
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,20 +19,32 @@ from voicechat_core.model import Networks, VoiceChatModel
 from voicechat_core.nn.layout import checkpoint_axes, to_checkpoint
 from voicechat_core.nn.linear import matrices
 from voicechat_core.nn.mel import filterbank, hann_window
-from voicechat_core.precision import Precision, activations, check_precision, chosen, dtypes
+from voicechat_core.precision import Precision, check_precision, dtype_of, dtypes, resolved
 from voicechat_core.quantization import Plan, plan
 from voicechat_core.tokenizer import RnntVocabulary, Tokenizer
 from voicechat_core.weights import assign, listed, mismatches, mismatches_text, named_parameters, read_tensors
 
-__all__ = ["Contents", "checkpoint_tensors", "examine", "load_model", "load_networks"]
+__all__ = [
+    "Contents",
+    "check_directory",
+    "checkpoint_tensors",
+    "examine",
+    "first_of",
+    "load_model",
+    "load_networks",
+]
 
 log = logging.getLogger(__name__)
 
-# Tensors that are stored but not used: recomputed in float64 (featurizer), training statistics (variances), or
-# constants that are checked instead (control codes).
 CONTROL_CODES = "tts_model._control_codes"
 TABLES, CODEBOOKS = "tts_model.tts_model.rvq_embs", "tts_model.audio_codec.prvq.mus_list."
-UNUSED = ("stt_model.perception.preprocessor.", "tts_model.audio_codec.prvq._variance_list.", CONTROL_CODES)
+# Tensors that are stored but not used: recomputed in float64 (featurizer), training statistics (variances), or
+# constants that are checked instead (control codes).
+UNUSED = re.compile(
+    r"stt_model\.perception\.preprocessor\.featurizer\.(fb|window)"
+    r"|tts_model\.audio_codec\.prvq\._variance_list\.[0-9]+\.variance"
+    r"|tts_model\._control_codes"
+)
 TRANSCRIPT_PREFIXES = ("stt_model.rnnt_decoder.", "stt_model.rnnt_joint.")
 
 
@@ -54,8 +67,24 @@ class Contents:
         """What is odd and loads all the same."""
         one, other = self.config.quantization, self.config.quantization_config
         differ = bool(one) and bool(other) and one != other
-        said = ["config.json: quantization and quantization_config differ; the first is taken"]
-        return said * differ + self.plan.warnings
+        said = ["config.json: quantization and quantization_config differ; the first is taken"] if differ else []
+        return said + self.plan.warnings
+
+
+def check_directory(directory: Path) -> None:
+    """Refuse what is no directory.
+
+    Raises:
+        CheckpointError: saying what was looked for.
+    """
+    try:
+        is_directory, exists = directory.is_dir(), directory.exists()
+    except OSError as error:
+        raise CheckpointError(f"{directory}: cannot be looked at: {error.strerror}") from error
+    if not is_directory:
+        what = "not a directory" if exists else "no such directory"
+        wanted = "a checkpoint is one that holds config.json and safetensors files, or owner/name on the hub"
+        raise CheckpointError(f"{directory}: {what}; {wanted}")
 
 
 def load_model(directory: Path, precision: Precision = "float32") -> VoiceChatModel:
@@ -66,9 +95,7 @@ def load_model(directory: Path, precision: Precision = "float32") -> VoiceChatMo
         InputError: for a precision that does not exist.
     """
     check_precision(precision)
-    if not directory.is_dir():
-        what = "not a directory" if directory.exists() else "no such directory"
-        raise CheckpointError(f"{directory}: {what}; a checkpoint is one that holds config.json and safetensors files")
+    check_directory(directory)
     config = VoiceChatConfig.from_file(directory / "config.json")
     tokenizer = Tokenizer.from_directory(directory, config.text_config.vocab_size)
     vocabulary = RnntVocabulary.from_checkpoint(directory, config)
@@ -83,26 +110,36 @@ def load_model(directory: Path, precision: Precision = "float32") -> VoiceChatMo
 def load_networks(
     directory: Path, config: VoiceChatConfig, precision: Precision = "float32", *, transcript: bool = True
 ) -> Networks:
-    """The four networks with the directory's weights; without ``transcript`` the RNNT's may be absent."""
+    """The four networks with the directory's weights; without ``transcript`` the RNNT's may be absent.
+
+    Raises:
+        CheckpointError: naming the file or the tensor, and both values where two disagree.
+    """
     contents = examine(directory, config, transcript=transcript)
     if contents.problems:
-        raise CheckpointError(f"{directory}: {_first(contents.problems)}")
+        raise CheckpointError(f"{directory}: {first_of(contents.problems)}")
     if contents.warnings:
-        log.warning("%s: %s", directory, _first(contents.warnings))
-    networks, tensors = contents.networks, contents.tensors
-    _check_control_codes(config, tensors)
-    dtype, parameters = chosen(precision, tensors), dict(named_parameters(networks))
-    wanted = dtypes(parameters, tensors, dtype)
+        log.warning("%s: %s", directory, first_of(contents.warnings))
+    _check_control_codes(config, contents.tensors)
+    _fill(contents, precision)
+    mx.clear_cache()  # what the reading took is not needed again
+    _check_silence(contents.networks, config)
+    return contents.networks
+
+
+def _fill(contents: Contents, precision: Precision) -> None:
+    """Move the tensors into the networks, each in its dtype."""
+    networks, tensors, parameters = contents.networks, contents.tensors, dict(named_parameters(contents.networks))
+    dtype, packed = resolved(precision, tensors), matrices(networks)
     for path in contents.plan.modules:
-        matrices(networks)[path].give(activations(f"{path}.weight", parameters, dtype))
-    for name in [name for name in tensors if name.startswith(UNUSED)]:
+        packed[path].round_to(dtype_of(f"{path}.weight", parameters, dtype))
+    wanted = dtypes(parameters, tensors, dtype)
+    for name in [name for name in tensors if UNUSED.fullmatch(name)]:
         del tensors[name]
-    once = _codebooks_once(tensors, config)
+    once = _codebooks_once(tensors, contents.config)
     assign(networks, tensors, optional=(*contents.optional, *once), dtypes=wanted)
     if once:
         networks.tts_model.audio_codec.prvq.mus_list = list(networks.tts_model.tts_model.rvq_embs)
-    _check_silence(networks, config)
-    return networks
 
 
 def examine(
@@ -115,18 +152,26 @@ def examine(
     Raises:
         CheckpointError: without ``file_faults``, when the files themselves are missing or cannot be read.
     """
-    tensors, networks = read_tensors(directory, file_faults), Networks(config)
-    found = plan(config.quantization_map, tensors, {path: m.shape for path, m in matrices(networks).items()})
+    tensors, networks = read_tensors(directory, file_faults), _networks(config)
+    every = matrices(networks)
+    found = plan(config.quantization_map, tensors, {path: matrix.shape for path, matrix in every.items()})
     for path, quantization in found.modules.items():
-        matrices(networks)[path].quantize(quantization)
+        every[path].make_packed(quantization)
     optional = () if transcript else TRANSCRIPT_PREFIXES
     faults = [fault for fault in mismatches(networks, tensors, optional=optional) if not _spoken_for(fault[0], found)]
     known = {name for name, _ in named_parameters(networks)}
-    unknown = sorted(name for name in tensors.keys() - known if not name.startswith(UNUSED))
+    unknown = sorted(name for name in tensors.keys() - known if not UNUSED.fullmatch(name))
     extra = [name for name in unknown if not _spoken_for(name, found)]
     left_over = [listed("tensors that this model does not have", extra)] if extra else []
     problems = [*found.problems.values(), *mismatches_text(faults), *left_over]
     return Contents(config, tensors, networks, found, optional, problems)
+
+
+def _networks(config: VoiceChatConfig) -> Networks:
+    try:
+        return Networks(config)
+    except (OverflowError, MemoryError, ValueError) as error:
+        raise CheckpointError(f"config.json: its sizes make no model that could be built: {error}") from error
 
 
 def _spoken_for(name: str, found: Plan) -> bool:
@@ -134,7 +179,8 @@ def _spoken_for(name: str, found: Plan) -> bool:
     return name.rpartition(".")[0] in found.problems
 
 
-def _first(lines: list[str]) -> str:
+def first_of(lines: list[str]) -> str:
+    """The first line, and where the others can be seen."""
     return lines[0] + (f"; and {len(lines) - 1} more, see voicechat inspect" if len(lines) > 1 else "")
 
 

@@ -1,11 +1,14 @@
-"""The ``voicechat`` command: generate, inspect, list, quantize, synthesize, verify."""
+"""The ``voicechat`` command: generate, inspect, list, quantize, convert, synthesize, verify."""
 
 import json
+import logging
 import shutil
+import signal
 import sys
 from importlib.metadata import version
 from io import TextIOWrapper
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
@@ -14,13 +17,15 @@ from voicechat_core.errors import ContextLimitError, InputError, VoiceChatError
 from voicechat_core.progress import discard
 
 if TYPE_CHECKING:
+    from voicechat_core.convert import Converted
     from voicechat_core.offline import GenerationResult
+    from voicechat_core.quantization import Quantization
 
 __all__ = ["main"]
 
 CHECKPOINT_HELP = "A checkpoint: its directory, or its name on the hub, from where it is downloaded once."
 PRECISION_HELP = "auto (as the checkpoint's dense weights are stored), float32 or bfloat16."
-BITS = (4, 8)  # what published builds have
+PUBLISHED_BITS = (4, 8)
 
 app = typer.Typer(
     help="Full-duplex speech with NVIDIA NemotronLabs VoiceChat on MLX.",
@@ -35,6 +40,10 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that cannot show a letter is no reason to fail
+    for name in ("SIGTERM", "SIGHUP"):
+        if hasattr(signal, name):  # like an interrupt: what is half written goes
+            signal.signal(getattr(signal, name), _stop)
+    logging.basicConfig(format="voicechat: warning: %(message)s", level=logging.WARNING)
     try:
         app()
     except InputError as error:
@@ -47,6 +56,10 @@ def main() -> None:
         _fail("MLX is not installed: install voicechat-core[mlx], or voicechat-core[cuda] for CUDA 13")
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def _stop(number: int, frame: FrameType | None) -> NoReturn:
+    sys.exit(128 + number)
 
 
 def _fail(error: Exception | str, status: int = 1) -> NoReturn:
@@ -214,23 +227,50 @@ def quantize(
     ] = None,
 ) -> None:
     """Pack the language model's matrices, its embedding and its heads, as the published 4-bit and 8-bit builds are."""
-    from voicechat_core.convert import check_stored, check_target, convert
-    from voicechat_core.hub import locate
-    from voicechat_core.progress import progress
+    from voicechat_core.convert import check_quantization, check_stored, check_target
     from voicechat_core.quantization import Quantization
 
-    if bits not in BITS:
-        raise InputError(f"bits is {bits}; one of {', '.join(map(str, BITS))} is needed")
+    if bits not in PUBLISHED_BITS:
+        raise InputError(f"bits is {bits}; one of {', '.join(map(str, PUBLISHED_BITS))} is needed")
+    quantization = Quantization(bits, group_size)
+    check_quantization(quantization)
     if dtype is not None:
         check_stored(dtype)
-    check_target(target)  # before a download
-    directory = locate(source, notices=True)
-    with progress("tensors") as report:
-        done = convert(directory, target, Quantization(bits, group_size), dtype=dtype, progress=report)
-    size = f"{done.bytes_after / 1e9:.3f} GB, from {done.bytes_before / 1e9:.3f} GB"
-    _say(f"{target}: {len(done.modules)} modules in {Quantization(bits, group_size)}; {size}")
+    check_target(target)
+    done = _convert(source, target, quantization, dtype)
+    _say(f"{target}: {len(done.modules)} modules in {quantization}; {_sizes(done)}")
     if done.left_dense:
         _say(f"left dense, since {group_size} does not divide their inputs: {', '.join(done.left_dense)}")
+
+
+@app.command()
+def convert(
+    source: Annotated[str, typer.Argument(metavar="SRC", help="A dense checkpoint: its directory or its hub name.")],
+    target: Annotated[Path, typer.Argument(metavar="DST", help="A directory that does not exist.")],
+    dtype: Annotated[str, typer.Option(help="What floats are to be stored in: float32 or bfloat16.")],
+) -> None:
+    """Store a dense checkpoint's floats in another format."""
+    from voicechat_core.convert import check_stored, check_target
+
+    check_stored(dtype)
+    check_target(target)
+    done = _convert(source, target, None, dtype)
+    _say(f"{target}: {dtype}; {_sizes(done)}")
+
+
+def _convert(source: str, target: Path, quantization: "Quantization | None", dtype: str | None) -> "Converted":
+    """What can be refused without the source has been: from here on it may be downloaded."""
+    from voicechat_core.convert import convert as run
+    from voicechat_core.hub import locate
+    from voicechat_core.progress import progress
+
+    directory = locate(source, notices=True)
+    with progress("tensors") as report:
+        return run(directory, target, quantization, dtype=dtype, progress=report)
+
+
+def _sizes(done: "Converted") -> str:
+    return f"{done.bytes_after / 1e9:.3f} GB, from {done.bytes_before / 1e9:.3f} GB"
 
 
 @app.command()

@@ -5,6 +5,7 @@ Keys and defaults are those of the published runtime schema. Unknown keys are ig
 """
 
 import json
+import re
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -34,12 +35,17 @@ PUBLISHED_PATTERN = "M-M-M-MM-M-M-M*-M-M-M*-M-M-M-M*-M-M-M-M*-M-MM-M-M-M-M-M-"
 
 # Ranges that hold for every model: a number outside them is a slip of the pen, and is named with its key.
 Size = Annotated[int, msgspec.Meta(ge=1, le=1 << 24)]
-Layers = Annotated[int, msgspec.Meta(ge=1, le=1024)]
+LAYERS = 1024
+Layers = Annotated[int, msgspec.Meta(ge=1, le=LAYERS)]
 Id = Annotated[int, msgspec.Meta(ge=0, le=1 << 24)]
 Context = Annotated[int, msgspec.Meta(ge=0, le=1 << 16)]
 Positive = Annotated[float, msgspec.Meta(gt=0, le=1e9)]
 Scale = Annotated[float, msgspec.Meta(ge=0, le=1e3)]
 Real = Annotated[float, msgspec.Meta(ge=-1e3, le=1e3)]
+# Of transforms and their bins: tables are computed from them when the networks are built.
+Window = Annotated[int, msgspec.Meta(ge=1, le=1 << 12)]
+Seconds = Annotated[float, msgspec.Meta(gt=0, le=3600)]
+SPEAKER = re.compile(r"[^\W\d][\w-]*")  # a part of a tensor's name
 
 
 def require_equal(name_a: str, a: object, name_b: str, b: object) -> None:
@@ -86,6 +92,8 @@ class TextConfig(_Part, frozen=True):
     def __post_init__(self) -> None:
         self.require(model_type="nemotron_h", use_conv_bias=True)
         unknown = set(self.hybrid_override_pattern) - set("M-*")
+        if len(self.hybrid_override_pattern) > LAYERS:
+            raise ConfigError(f"hybrid_override_pattern has {len(self.hybrid_override_pattern)} layers, over {LAYERS}")
         if unknown or not self.hybrid_override_pattern:
             raise ConfigError(
                 f"hybrid_override_pattern {self.hybrid_override_pattern!r} has layers other than M, - and *"
@@ -121,8 +129,8 @@ class PreprocessorConfig(_Part, frozen=True):
     window_size: Positive = 0.025
     window_stride: Positive = 0.01
     window: str = "hann"
-    features: Size = 128
-    n_fft: Size = 512
+    features: Window = 128
+    n_fft: Window = 512
     log: bool = True
     frame_splicing: int = 1
     pad_to: int = 0
@@ -281,11 +289,11 @@ class TtsConfig(_Part, frozen=True):
     rope_global_base_freq: Positive = 1e6
     rope_local_base_freq: Positive = 1e4
     latent_size: Size = 512
-    num_quantizers: Size = 31
+    num_quantizers: Layers = 31
     codebook_size: Size = 1024
     exponent: Positive = 3.0
     num_iterations: Size = 8
-    audio_prompt_duration: Positive = 3.0
+    audio_prompt_duration: Seconds = 3.0
     disable_eos_prediction: bool = True
     use_gated_fusion_for_text_audio: bool = True
     use_subword_flag_emb: bool = True
@@ -320,9 +328,9 @@ class CodecConfig(_Part, frozen=True):
     blocks_per_stage: Layers = 3
     block_kernel_size: Size = 7
     latent_dim: Size = 512
-    n_fft: Size = 16
+    n_fft: Window = 16
     hop_length: Size = 4
-    num_quantizers: Size = 31
+    num_quantizers: Layers = 31
     codebook_size: Size = 1024
 
     def __post_init__(self) -> None:
@@ -383,6 +391,8 @@ class VoiceChatConfig(_Part, frozen=True):
             require_equal(f"tts_config.{name}", getattr(tts, name), f"codec_config.{name}", getattr(codec, name))
         require_equal("tts_config.latent_size", tts.latent_size, "codec_config.latent_dim", codec.latent_dim)
         require_equal("output_sample_rate", self.output_sample_rate, "codec_config.sample_rate", codec.sample_rate)
+        if not SPEAKER.fullmatch(self.speaker):
+            raise ConfigError(f"speaker is {self.speaker!r}; letters, digits, _ and - after a letter are needed")
         self._check_ids()
         self._check_clock()
         _ = self.quantization_map
@@ -440,6 +450,8 @@ class VoiceChatConfig(_Part, frozen=True):
             return msgspec.convert(normalised(data), cls, strict=True)
         except msgspec.ValidationError as error:
             raise ConfigError(f"config.json: {error}{found_at(data, str(error))}") from error
+        except RecursionError as error:
+            raise ConfigError("config.json: nested too deeply") from error
 
     @classmethod
     def from_file(cls, path: Path) -> Self:
@@ -448,6 +460,8 @@ class VoiceChatConfig(_Part, frozen=True):
         Raises:
             ConfigError: naming the file, and the key or values that are wrong.
         """
+        if path.exists() and not path.is_file():
+            raise ConfigError(f"{path}: not a file")
         try:
             data = json.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError as error:

@@ -1,7 +1,7 @@
 """A checkpoint in another storage format: its matrices packed, or its floats in fewer bits.
 
-It goes tensor by tensor: in memory are one matrix and the shard that is being filled, never the model. The source's
-own names, axes and files are kept, so that the result loads wherever the source does.
+It goes tensor by tensor: in memory are one matrix and the shard that is being filled, at most 1 GiB. The source's own
+names, axes and files are kept, so that the result loads wherever the source does.
 """
 
 import json
@@ -13,23 +13,24 @@ from typing import Any
 
 import mlx.core as mx
 
-from voicechat_core.checkpoint import Contents, examine
+from voicechat_core.checkpoint import Contents, check_directory, examine, first_of
 from voicechat_core.config import VoiceChatConfig
 from voicechat_core.errors import CheckpointError, InputError
 from voicechat_core.files import written_whole
 from voicechat_core.nn.linear import matrices
 from voicechat_core.quantization import BITS, GROUP_SIZES, Quantization
 from voicechat_core.tokenizer import RnntVocabulary
-from voicechat_core.weights import INDEX, SHARD_BYTES, is_finite, write_tensors
+from voicechat_core.weights import SHARD_BYTES, is_finite, write_tensors
 
-__all__ = ["Converted", "check_stored", "check_target", "convert", "stored_as"]
+__all__ = ["Converted", "check_quantization", "check_stored", "check_target", "convert", "stored_as"]
 
 STORED = {"float32": mx.float32, "bfloat16": mx.bfloat16}
 # What published builds quantize: 123 modules of the 11B. Perception, transcript, speech decoder and codec stay dense.
 QUANTIZED_PREFIX = "stt_model.llm."
 QUANTIZED = ("stt_model.embed_tokens", "stt_model.lm_head", "stt_model.function_head")
 KEPT_WIDE = ".A_log"  # decay rates are exponentials of exponentials: published builds leave them in float32
-CARRIED = ("*.json", "rnnt_tokenizer/*", "*.md", "*.txt", "LICEN[CS]E*", "NOTICE*")  # beside the weights
+# Beside the weights; the same that ``hub_cache.NOTICE`` fetches.
+CARRIED = ("*.json", "rnnt_tokenizer/*", "*.md", "*.txt", "LICEN[CS]E*", "NOTICE*")
 AT_ONCE = 1 << 24  # numbers packed at once: 64 MB in float32
 
 Progress = Callable[[int, int], None]  # tensors done, tensors in all
@@ -55,14 +56,32 @@ def check_stored(dtype: str) -> None:
         raise InputError(f"dtype is {dtype!r}; one of {', '.join(STORED)} is needed")
 
 
-def check_target(target: Path) -> None:
-    """Refuse to write over anything.
+def check_quantization(quantization: Quantization) -> None:
+    """Refuse a setting that does not exist.
 
     Raises:
-        CheckpointError: when there is something of that name.
+        InputError: naming what is wrong and the values that there are.
     """
-    if target.exists():
+    for name, known in (("bits", BITS), ("group_size", GROUP_SIZES)):
+        value = getattr(quantization, name)
+        if value not in known:
+            raise InputError(f"{name} is {value}; one of {', '.join(map(str, known))} is needed")
+
+
+def check_target(target: Path, source: Path | None = None) -> None:
+    """Refuse to write over anything, and into the source.
+
+    Raises:
+        CheckpointError: when there is something of that name, or it lies in ``source``.
+    """
+    try:
+        exists = target.exists() or target.is_symlink()
+    except OSError as error:
+        raise CheckpointError(f"{target}: cannot be looked at: {error.strerror}") from error
+    if exists:
         raise CheckpointError(f"{target}: exists already; nothing is written over it")
+    if source is not None and target.resolve().is_relative_to(source.resolve()):
+        raise CheckpointError(f"{target}: lies in the source {source}")
 
 
 def stored_as(tensors: Iterable[tuple[str, mx.array]], dtype: str) -> Iterator[tuple[str, mx.array]]:
@@ -96,41 +115,31 @@ def convert(
         CheckpointError: when the source is faulty or quantized, or the target exists or cannot be written.
         InputError: for bits, a group size or a dtype that do not exist, and for a group size that divides nothing.
     """
-    _check_arguments(quantization, dtype)
-    check_target(target)
+    if quantization is not None:
+        check_quantization(quantization)
+    if dtype is not None:
+        check_stored(dtype)
+    check_target(target, source)
     contents = _dense_contents(source)
     modules, left_dense = _to_pack(contents, quantization)
     stored, before = contents.tensors, sum(value.nbytes for value in contents.tensors.values())
     with written_whole(target) as scratch:
-        converted = _converted(stored, modules, quantization, progress)
-        write_tensors(scratch, converted if dtype is None else _with_dtype(converted, dtype), shard_bytes)
+        converted = _converted(source, stored, modules, quantization, progress)
+        after = write_tensors(scratch, converted if dtype is None else _with_dtype(converted, dtype), shard_bytes)
         _write_config(source, scratch, modules, quantization)
         _carry_over(source, scratch)
-        after = sum(json.loads((scratch / INDEX).read_text())["metadata"].values())
     return Converted(modules, left_dense, before, after)
 
 
-def _check_arguments(quantization: Quantization | None, dtype: str | None) -> None:
-    if dtype is not None:
-        check_stored(dtype)
-    if quantization is not None:
-        for name, value, known in (
-            ("bits", quantization.bits, BITS), ("group_size", quantization.group_size, GROUP_SIZES)
-        ):  # fmt: skip
-            if value not in known:
-                raise InputError(f"{name} is {value}; one of {', '.join(map(str, known))} is needed")
-
-
 def _dense_contents(source: Path) -> Contents:
-    if not source.is_dir():
-        raise CheckpointError(f"{source}: {'not a directory' if source.exists() else 'no such directory'}")
+    check_directory(source)
     config = VoiceChatConfig.from_file(source / "config.json")
     contents = examine(source, config, transcript=RnntVocabulary.from_checkpoint(source, config).enabled)
     if contents.plan.modules:
         how, count = next(iter(contents.plan.modules.values())), len(contents.plan.modules)
         raise CheckpointError(f"{source}: quantized already ({count} modules, {how}); a dense checkpoint is needed")
     if contents.problems:
-        raise CheckpointError(f"{source}: {contents.problems[0]}")
+        raise CheckpointError(f"{source}: {first_of(contents.problems)}")
     return contents
 
 
@@ -147,14 +156,18 @@ def _to_pack(contents: Contents, quantization: Quantization | None) -> tuple[lis
 
 
 def _converted(
-    tensors: dict[str, mx.array], modules: list[str], quantization: Quantization | None, progress: Progress | None
+    source: Path,
+    tensors: dict[str, mx.array],
+    modules: list[str],
+    quantization: Quantization | None,
+    progress: Progress | None,
 ) -> Iterator[tuple[str, mx.array]]:
     """Every tensor in its turn, taken out of ``tensors``, so that nothing keeps what is written already."""
     packed, names = {f"{path}.weight" for path in modules}, list(tensors)
     for done, name in enumerate(names, 1):
         value = tensors.pop(name)
         if not is_finite(value):
-            raise CheckpointError(f"{name} has values that are not finite")
+            raise CheckpointError(f"{source}: {name} has values that are not finite")
         if quantization is not None and name in packed:
             yield from _packed(name.removesuffix(".weight"), value, quantization)
         else:
@@ -173,7 +186,10 @@ def _packed(path: str, weight: mx.array, quantization: Quantization) -> Iterator
         blocks.append(mx.quantize(rows, group_size=quantization.group_size, bits=quantization.bits))
         mx.eval(blocks[-1])
     for part, pieces in zip(("weight", "scales", "biases"), zip(*blocks, strict=True), strict=True):
-        yield f"{path}.{part}", mx.concatenate(list(pieces))
+        value = mx.concatenate(list(pieces))
+        if not is_finite(value):
+            raise CheckpointError(f"{path}: its numbers are too far apart for float32 {part}")
+        yield f"{path}.{part}", value
 
 
 def _with_dtype(tensors: Iterable[tuple[str, mx.array]], dtype: str) -> Iterator[tuple[str, mx.array]]:

@@ -14,10 +14,11 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from voicechat_core.config_spellings import MODEL_TYPE
-from voicechat_core.errors import HubError
+from voicechat_core.config_spellings import MODEL_TYPE, reject_other_layouts
+from voicechat_core.errors import ConfigError, HubError
 from voicechat_core.hub_cache import (
     CONFIG,
+    TOKENIZER,
     absent_from,
     is_file,
     missing_files,
@@ -58,14 +59,28 @@ def locate(checkpoint: str | PathLike[str], *, notices: bool = False) -> Path:
         HubError: naming the repository and what is wrong: it does not exist, is private or gated, is no checkpoint of
             this model, the hub cannot be reached and the cache lacks files, or the download failed.
     """
-    if not isinstance(checkpoint, str) or not HUB_NAME.fullmatch(checkpoint) or os.path.lexists(checkpoint):
+    if not isinstance(checkpoint, str) or not HUB_NAME.fullmatch(checkpoint) or _is_here(checkpoint):
         return Path(os.path.expanduser(checkpoint))  # noqa: PTH111 - pathlib's raises where there is no such user
     with quiet():
         try:
             info = _ask(checkpoint)
         except Exception as error:  # the library's errors and its HTTP client's have no common base
             return _from_cache(checkpoint, notices, error)
-        return _from_hub(checkpoint, info, notices)
+        try:
+            return _from_hub(checkpoint, info, notices)
+        except (AttributeError, TypeError) as error:
+            raise HubError(f"{checkpoint}: the hub's answer makes no sense ({error})") from error
+
+
+def _is_here(text: str) -> bool:
+    """Whether something of that name is on this disk, or may be where nobody can look."""
+    try:
+        os.lstat(text)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        return True
+    return True
 
 
 # ---- from the network
@@ -86,17 +101,24 @@ def _from_hub(name: str, info: "ModelInfo", notices: bool) -> Path:
         raise HubError(f"{name}: not a checkpoint: the repository has no {CONFIG}")
     folder = storage(name) / "snapshots" / info.sha
     _download(name, folder, small_files(files, notices))
-    model_type = read_config(folder).get("model_type")
-    if isinstance(model_type, str) and model_type != MODEL_TYPE:
-        raise HubError(f"{name}: its model_type is {model_type!r}; only {MODEL_TYPE!r} is supported")
+    _check_family(name, read_config(folder))
     weights = weight_files(folder, files)
-    lost = [file for file in weights if file not in files]
+    lost = [file for file in (TOKENIZER, *weights) if file not in files]
     if lost:
         raise HubError(f"{name}: not a whole checkpoint: the repository has no {named(lost)}")
     _announce(name, [files[file] for file in absent_from(folder, weights)])
     _download(name, folder, weights, show=True)
     _remember(name, info.sha)
     return folder
+
+
+def _check_family(name: str, config: dict[str, Any]) -> None:
+    """Refuse another model's repository before its weights are fetched in vain; all else is left to the loader."""
+    if config.get("model_type") != MODEL_TYPE:
+        try:
+            reject_other_layouts(config)
+        except ConfigError as error:
+            raise HubError(f"{name}: {error}") from error
 
 
 def _announce(name: str, files: "list[RepoSibling]") -> None:
@@ -167,10 +189,14 @@ def _remember(name: str, commit: str) -> None:
 
 def _from_cache(name: str, notices: bool, error: Exception) -> Path:
     """A whole snapshot, whatever the hub said; without one, the error that says both."""
+    from huggingface_hub.errors import OfflineModeIsEnabled
+
     snapshots = snapshots_of(storage(name))
     missing = [missing_files(name, folder, notices) for folder in snapshots]
     for folder, files in zip(snapshots, missing, strict=True):
         if not files:
+            if not isinstance(error, OfflineModeIsEnabled):
+                _say(f"{explained(name, error)}; the cached copy is used")
             return folder
-    lacks = f"; the cached copy has no {named(missing[0])}" if missing else "; there is no cached copy"
-    raise HubError(explained(name, error) + lacks) from error
+    lacks = f"the cached copy has no {named(missing[0])}" if missing else "there is no cached copy"
+    raise HubError(f"{explained(name, error)}; {lacks}, and no local directory of that name") from error

@@ -10,8 +10,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from voicechat_core.errors import HubError
+from voicechat_core.shards import INDEX, SINGLE, numbered
+
 __all__ = [
     "CONFIG",
+    "TOKENIZER",
     "absent_from",
     "cache_directory",
     "is_file",
@@ -28,12 +32,11 @@ __all__ = [
 
 CONFIG = "config.json"
 TOKENIZER = "tokenizer.json"
-INDEX = "model.safetensors.index.json"
 SMALL_FILES = (
     CONFIG, INDEX, TOKENIZER, "tokenizer_config.json", "special_tokens_map.json", "rnnt_tokenizer/vocab.json",
 )  # fmt: skip
 SINGLE_FILE = re.compile(r"model[^/\\]*\.safetensors")  # the weights of a checkpoint without an index
-NOTICE = re.compile(r"(?:LICENSE|NOTICE)[^/\\]*|[^/\\]+\.md")
+NOTICE = re.compile(r"(?:LICEN[CS]E|NOTICE)[^/\\]*|[^/\\]+\.(?:md|txt|json)|rnnt_tokenizer/[^/\\]+")
 
 NAMED_AT_MOST = 3  # missing files in one message
 
@@ -41,8 +44,10 @@ NAMED_AT_MOST = 3  # missing files in one message
 @contextmanager
 def quiet() -> Iterator[None]:
     """Keep the library's warnings (no token, no symlinks, retries) off the terminal, unless it was told to say more."""
-    import huggingface_hub.utils.logging  # sets the logger's level
-
+    try:
+        import huggingface_hub.utils.logging  # sets the logger's level
+    except Exception as error:  # it reads its settings from the environment as it is imported
+        raise HubError(f"the hub's library cannot be used: {type(error).__name__}: {error}") from error
     logger = logging.getLogger(huggingface_hub.__name__)
     level = logger.level
     with warnings.catch_warnings():
@@ -64,7 +69,7 @@ def cache_directory() -> Path:
     """Where the library keeps every repository; HF_HOME and HF_HUB_CACHE say."""
     from huggingface_hub import constants
 
-    return Path(constants.HF_HUB_CACHE).expanduser()
+    return Path(os.path.expanduser(constants.HF_HUB_CACHE))  # noqa: PTH111 - pathlib's raises where there is no such user
 
 
 def snapshots_of(storage: Path) -> list[Path]:
@@ -110,7 +115,8 @@ def weight_files(folder: Path, known: Collection[str] | None) -> list[str]:
     if is_file(index):
         return _shards(index)
     names = [path.name for path in folder.glob("model*.safetensors")] if known is None else known
-    return sorted(file for file in names if SINGLE_FILE.fullmatch(file)) or ["model.safetensors"]
+    found = {file for file in names if SINGLE_FILE.fullmatch(file)}
+    return sorted(found | numbered(found)) or [SINGLE]
 
 
 def _shards(index: Path) -> list[str]:
@@ -138,7 +144,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 def _json(path: Path) -> dict[str, Any]:
     """A JSON object, or an empty one where there is something else: saying so is the loader's."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(path.read_text(encoding="utf-8")) if is_file(path) else None
     except (OSError, ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}

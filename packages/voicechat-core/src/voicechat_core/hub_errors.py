@@ -18,7 +18,6 @@ def explained(name: str, error: BaseException) -> str:
 
 
 def _reason(error: BaseException, page: str) -> str:
-    from httpx2 import TransportError
     from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, OfflineModeIsEnabled, RepositoryNotFoundError
 
     if isinstance(error, GatedRepoError):
@@ -28,9 +27,14 @@ def _reason(error: BaseException, page: str) -> str:
     if isinstance(error, HfHubHTTPError):
         status, message = error.response.status_code, error.server_message or ""
         return _answer(404 if isinstance(error, RepositoryNotFoundError) else status, " ".join(message.split()))
-    if isinstance(error, TransportError):
-        return f"the hub cannot be reached ({_line(error)}); a local directory works without a network"
+    if _is_transport(error):
+        return f"the hub cannot be reached ({_line(error)})"
     return _failure(error)
+
+
+def _is_transport(error: BaseException) -> bool:
+    """By name: the library's HTTP client has changed before, and is not ours to depend on."""
+    return any(kind.__name__ == "TransportError" and "httpx" in kind.__module__ for kind in type(error).__mro__)
 
 
 def _answer(status: int, message: str) -> str:
@@ -38,18 +42,17 @@ def _answer(status: int, message: str) -> str:
     if "Invalid credentials" in message:
         return f"the hub does not accept this login{said}: log in again with `hf auth login`"
     if status in (401, 404):  # it does not say which of the two to those who may not know
-        return (
-            "there is no local directory of that name, and on the hub no such repository, or a private one: "
-            "if it is yours, log in with `hf auth login`"
-        )
-    return f"the hub answered {status}{said}"
+        return "no such repository on the hub, or a private one: if it is yours, log in with `hf auth login`"
+    if status == 403:
+        return f"the hub answered 403{said}: log in with `hf auth login` as somebody who may read it"
+    return f"the hub answered {status}{said}; try again later"
 
 
 def _failure(error: BaseException) -> str:
     number = error.errno if isinstance(error, OSError) else None
     if number in (errno.ENOSPC, errno.EDQUOT) or "No space left" in str(error):
         return f"the disk is full: {cache_directory()} cannot take the download"
-    return f"the download failed ({_line(error)})"
+    return f"it could not be fetched ({_line(error)})"
 
 
 def _line(error: BaseException) -> str:

@@ -13,12 +13,12 @@ from typing import TypeVar
 
 import mlx.core as mx
 
-from voicechat_core.checkpoint import UNUSED, Contents, examine
+from voicechat_core.checkpoint import UNUSED, Contents, check_directory, examine
 from voicechat_core.config import VoiceChatConfig
 from voicechat_core.errors import CheckpointError, ConfigError
 from voicechat_core.model import char_table
 from voicechat_core.nn.linear import matrices
-from voicechat_core.precision import Precision, chosen, dtypes
+from voicechat_core.precision import Precision, dtypes, resolved
 from voicechat_core.quantization import Quantization
 from voicechat_core.tokenizer import RnntVocabulary, Tokenizer
 from voicechat_core.weights import named_parameters
@@ -127,8 +127,7 @@ def inspect(directory: Path) -> Inspection:
     Raises:
         CheckpointError: only when there is no such directory.
     """
-    if not directory.is_dir():
-        raise CheckpointError(f"{directory}: {'not a directory' if directory.exists() else 'no such directory'}")
+    check_directory(directory)
     try:
         config = VoiceChatConfig.from_file(directory / "config.json")
     except ConfigError as error:
@@ -177,7 +176,7 @@ def _weights(contents: Contents) -> Weights:
     return Weights(
         parts=[_part(part, names, contents, shapes) for part, names in by_part.items()],
         total=_part("total", tensors, contents, shapes),
-        auto=str(chosen("auto", tensors)).rpartition(".")[-1],
+        auto=str(resolved("auto", tensors)).rpartition(".")[-1],
         memory={precision: _loaded_bytes(contents, parameters, precision) for precision in LOADED},
         quantized=modules,
         scales=tuple(sorted({_short(tensors[f"{path}.{part}"].dtype) for path in modules for part in SCALES})),
@@ -189,7 +188,7 @@ def _weights(contents: Contents) -> Weights:
 def _is_ours(name: str, parameters: Mapping[str, mx.array], shapes: Mapping[str, tuple[int, int]]) -> bool:
     """Whether the model has a tensor of this name, or would have if its module were (rightly) quantized."""
     path, _, last = name.rpartition(".")
-    return name in parameters or name.startswith(UNUSED) or (path in shapes and last in SCALES)
+    return name in parameters or UNUSED.fullmatch(name) is not None or (path in shapes and last in SCALES)
 
 
 def part_of(name: str) -> str:
@@ -236,6 +235,6 @@ def _short(dtype: mx.Dtype) -> str:
 
 def _loaded_bytes(contents: Contents, parameters: Mapping[str, mx.array], precision: Precision) -> int:
     """Memory of the stored weights once loaded, each on its own; what is absent takes none."""
-    wanted = dtypes(parameters, contents.tensors, chosen(precision, contents.tensors))
+    wanted = dtypes(parameters, contents.tensors, resolved(precision, contents.tensors))
     present = {name: value.size for name, value in parameters.items() if name in contents.tensors}
     return sum(size * (wanted[name].size if name in wanted else LOADED_INTEGER) for name, size in present.items())

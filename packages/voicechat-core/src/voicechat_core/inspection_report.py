@@ -14,7 +14,7 @@ from voicechat_core.quantization import Quantization
 
 __all__ = ["inspection_json", "inspection_text"]
 
-LISTED_AT_MOST = 20  # modules in the text; all are in the JSON
+LISTED_AT_MOST = 20  # modules, problems or warnings in the text; all are in the JSON
 WIDTH = 160
 NOTE = "Values have not been looked at: loading does that, and refuses what is not finite."
 
@@ -87,9 +87,11 @@ def _closing_lines(inspection: Inspection) -> Iterator[str]:
     for what, found in (("problems", inspection.problems), ("warnings", inspection.warnings)):
         if found:
             yield f"{what}:"
-            yield from (f"  {line}" for line in found)
+            yield from (f"  {line}" for line in found[:LISTED_AT_MOST])
+            if len(found) > LISTED_AT_MOST:
+                yield f"  and {len(found) - LISTED_AT_MOST} more"
     if inspection.passed:
-        yield "nothing is missing, left over or inconsistent"
+        yield "nothing forbids loading" if inspection.warnings else "nothing is missing, left over or inconsistent"
     yield NOTE
 
 

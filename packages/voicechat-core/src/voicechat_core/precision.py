@@ -3,9 +3,9 @@
 ``float32`` is the precision in which everything is proved. ``bfloat16`` halves what a frame reads: dense matrices are
 bfloat16, and so are what matrices give, the language model's residual stream and the caches of attention. All else
 stays float32: the other residual streams, norms, softmax, the sampler and its tables, the state space recurrence, the
-transcript branch and the codec. Packed matrices are multiplied by their scales as these are stored: rounded to
-bfloat16, they make an 8-bit matrix nine times as wrong. ``auto`` is whichever of the two precisions a checkpoint's
-dense matrices are stored in.
+transcript branch and the codec. Packed matrices are multiplied by their scales as these are stored (float16 ones
+widened): rounded to bfloat16, they make an 8-bit build eight times as wrong. ``auto`` is whichever of the two
+precisions a checkpoint's dense matrices are stored in.
 """
 
 import re
@@ -16,7 +16,7 @@ import mlx.core as mx
 
 from voicechat_core.errors import InputError
 
-__all__ = ["PRECISIONS", "Precision", "activations", "check_precision", "chosen", "dtypes"]
+__all__ = ["PRECISIONS", "Precision", "check_precision", "dtype_of", "dtypes", "resolved"]
 
 Precision = Literal["auto", "float32", "bfloat16"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
@@ -26,7 +26,7 @@ FLOAT32 = re.compile(
     r"stt_model\.rnnt_.*"  # its state runs on for a whole session, and drifts in less
     r"|stt_model\.perception\.encoder\.pre_encode\.conv\..*"  # log-mel values of -17 lie 0.06 apart in bfloat16
     r"|.*\.mixer\.conv1d\..*"  # a part of the recurrence; 4 numbers a channel
-    r"|tts_model\.audio_codec\.decoder\..*"  # depthwise convolutions are audibly worse in less
+    r"|tts_model\.audio_codec\.decoder\..*"  # NVIDIA runs it in float32 even where all else is bfloat16
     r"|tts_model\.tts_model\.rvq_embs"  # the nearest of two codes must not be a matter of rounding
     r"|tts_model\.tts_model\.mog_head\.proj_(logits|logs|else)\..*"  # nor the component drawn, nor its size
     r"|tts_model\.audio_prompt_latents\..*"  # summed into the stream, once a session
@@ -47,7 +47,7 @@ def check_precision(precision: str) -> Precision:
     return precision
 
 
-def chosen(precision: str, tensors: Mapping[str, mx.array]) -> mx.Dtype:
+def resolved(precision: str, tensors: Mapping[str, mx.array]) -> mx.Dtype:
     """The dtype that a precision stands for with these stored tensors.
 
     Raises:
@@ -74,17 +74,26 @@ def stored_dtype(tensors: Mapping[str, mx.array]) -> mx.Dtype:
 
 def dtypes(parameters: Mapping[str, mx.array], stored: Mapping[str, mx.array], dtype: mx.Dtype) -> dict[str, mx.Dtype]:
     """The dtype of each floating parameter: the float32 ones, those as stored, and all others in ``dtype``."""
-    return {
-        name: stored[name].dtype
-        if dtype != mx.float32 and AS_STORED.fullmatch(name) and value.ndim > 1 and name in stored
-        else activations(name, parameters, dtype)
-        for name, value in parameters.items()
-        if mx.issubdtype(value.dtype, mx.floating)
-    }
+    result = {}
+    for name, value in parameters.items():
+        if mx.issubdtype(value.dtype, mx.floating):
+            own = dtype_of(name, parameters, dtype)
+            keeps = own != mx.float32 and AS_STORED.fullmatch(name) and name in stored
+            result[name] = _kept(name, stored) if keeps else own
+    return result
 
 
-def activations(name: str, parameters: Mapping[str, mx.array], dtype: mx.Dtype) -> mx.Dtype:
-    """What a parameter's module gives. Vectors and scalars are float32, but the bias of a matrix goes with it."""
+def _kept(name: str, stored: Mapping[str, mx.array]) -> mx.Dtype:
+    """As stored; but scales are bfloat16 only in pairs, for a product takes one dtype, and float16 would overflow."""
+    path, _, part = name.rpartition(".")
+    if part not in ("scales", "biases"):
+        return stored[name].dtype
+    pair = {stored[f"{path}.{other}"].dtype for other in ("scales", "biases") if f"{path}.{other}" in stored}
+    return mx.bfloat16 if pair == {mx.bfloat16} else mx.float32
+
+
+def dtype_of(name: str, parameters: Mapping[str, mx.array], dtype: mx.Dtype) -> mx.Dtype:
+    """What a parameter is kept in and its module gives; vectors are float32, but the bias of a matrix goes with it."""
     matrix = f"{name.removesuffix('.bias')}.weight" if name.endswith(".bias") else name
     is_wide = parameters.get(matrix, parameters[name]).ndim < 2 or FLOAT32.fullmatch(name)
     return mx.float32 if is_wide else dtype

@@ -18,7 +18,6 @@ BITS = (2, 3, 4, 5, 6, 8)  # a number's; what MLX's affine kernels know
 GROUP_SIZES = (32, 64, 128)
 WORD = 32  # bits
 MODE = "affine"
-SETTINGS = ("group_size", "bits", "mode")  # the map's own keys; every other one is a module's path
 
 
 @dataclass(frozen=True)
@@ -48,7 +47,7 @@ class QuantizationMap:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """Read the map; what is neither a setting nor a module's entry is ignored.
+        """Read the map; keys that are neither settings nor paths of modules are ignored.
 
         Raises:
             ConfigError: naming the key, for a mode other than affine and for bits or a group size that do not exist.
@@ -56,12 +55,14 @@ class QuantizationMap:
         default = _setting("quantization", data) if "bits" in data or "group_size" in data else None
         overrides: dict[str, Quantization | bool] = {}
         for path, entry in data.items():
-            if path in SETTINGS:
+            if "." not in path:  # the settings themselves, and what other software keeps here
                 continue
             if isinstance(entry, bool):
                 overrides[path] = entry
             elif isinstance(entry, Mapping):
                 overrides[path] = _setting(f"quantization.{path}", {**_inherited(default), **entry})
+            else:
+                raise ConfigError(f"quantization.{path} is {entry!r}; a setting, true or false is needed")
         return cls(default, overrides)
 
     def of(self, path: str) -> Quantization | None:
@@ -99,7 +100,7 @@ class Shaped(Protocol):
         """Its kind of number, whose text ends in ``uint32`` for packed ones."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Plan:
     """A checkpoint's quantized modules and their settings, what forbids loading it, and what is merely odd."""
 
@@ -108,21 +109,27 @@ class Plan:
     warnings: list[str] = field(default_factory=list)
 
 
-def plan(config: QuantizationMap, tensors: Mapping[str, Shaped], matrices: Mapping[str, tuple[int, int]]) -> Plan:
+def plan(
+    quantization_map: QuantizationMap, tensors: Mapping[str, Shaped], matrices: Mapping[str, tuple[int, int]]
+) -> Plan:
     """Match the map with the tensors.
 
     Args:
-        config: what config.json says.
+        quantization_map: what config.json says.
         tensors: everything that is stored, by name.
         matrices: path of each module that can be quantized, and its outputs and inputs.
+
+    Returns:
+        The packed modules that can be loaded, a problem for each other one, and what is merely odd.
     """
     result = Plan()
     for path in sorted(name.removesuffix(".scales") for name in tensors if name.endswith(".scales")):
-        fault = _fault(path, config, tensors, matrices) or _settle(path, config, tensors, matrices[path], result)
+        fault = _fault(path, quantization_map, tensors, matrices)
+        fault = fault or _settle(path, quantization_map, tensors, matrices[path], result)
         if fault is not None:
             result.problems[path] = fault
     result.problems.update(_orphans(tensors))
-    result.warnings.extend(_unfulfilled(config, result.modules, tensors))
+    result.warnings.extend(_unfulfilled(quantization_map, result, tensors))
     return result
 
 
@@ -189,12 +196,12 @@ def _orphans(tensors: Mapping[str, Shaped]) -> Iterator[tuple[str, str]]:
             yield path, f"{path} has a packed weight (uint32) but no scales"
 
 
-def _unfulfilled(
-    config: QuantizationMap, modules: Mapping[str, Quantization], tensors: Mapping[str, Shaped]
-) -> Iterator[str]:
+def _unfulfilled(config: QuantizationMap, found: Plan, tensors: Mapping[str, Shaped]) -> Iterator[str]:
     """What the map promises and the tensors do not hold; a dense weight is loaded as it is."""
+    if config.default is not None and not found.modules and not found.problems:
+        yield f"config.json says {config.default}, but nothing is packed"
     for path, own in sorted(config.overrides.items()):
-        if own is False or path in modules or f"{path}.scales" in tensors:
+        if own is False or path in found.modules or path in found.problems:
             continue
         if f"{path}.weight" in tensors:
             yield f"{path}: config.json says that it is quantized, but its weight is dense and has no scales"

@@ -20,7 +20,7 @@ from voicechat_core.model import char_table
 from voicechat_core.synthetic_text import RNNT_PIECES, vocabulary_size, write_tokenizer
 from voicechat_core.synthetic_weights import random_networks
 from voicechat_core.tokenizer import Tokenizer
-from voicechat_core.weights import SHARD_BYTES, named_parameters, write_tensors
+from voicechat_core.weights import SHARD_BYTES, write_tensors
 
 __all__ = ["PRESETS", "preset_config", "synthesize"]
 
@@ -153,7 +153,7 @@ def synthesize(
 
     ``dtype`` is what floats are stored in, as published builds are: float32 or bfloat16.
 
-    Returns the number of parameters.
+    Returns the number of numbers that are stored, unused buffers included.
 
     Raises:
         InputError: for an unknown preset or dtype, or a negative seed.
@@ -174,7 +174,7 @@ def _write(directory: Path, config: VoiceChatConfig, seed: int, dtype: str, shar
     text = json.dumps(_published(config), indent=1, ensure_ascii=False)
     (directory / "config.json").write_text(text, encoding="utf-8")
     write_tensors(directory, stored_as(checkpoint_tensors(networks, config), dtype), shard_bytes)
-    return sum(value.size for _, value in named_parameters(networks))
+    return sum(value.size for _, value in checkpoint_tensors(networks, config))
 
 
 def _published(config: VoiceChatConfig) -> dict[str, Any]:

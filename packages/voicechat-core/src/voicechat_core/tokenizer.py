@@ -182,7 +182,7 @@ def _read_pieces(file: Path) -> list[str]:
     """Pieces in the order of their ids, from a list of them or an object piece -> id."""
     try:
         data: Any = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{file}: cannot be read as JSON: {error}") from error
     if isinstance(data, dict):
         ids = {token: piece for piece, token in data.items() if isinstance(token, int)}

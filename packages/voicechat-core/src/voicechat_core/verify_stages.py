@@ -175,8 +175,9 @@ def _as_nvidia_runs_it(model: VoiceChatModel, levels: int) -> EarTTS:
     tts = EarTTS(config, model.config.text_config.vocab_size)
     for path, matrix in matrices(full).items():
         if matrix.quantization is not None:
-            matrices(tts)[path].quantize(matrix.quantization)
-            matrices(tts)[path].give(matrix.dtype)
+            copy = matrices(tts)[path]
+            copy.make_packed(matrix.quantization)
+            copy.round_to(matrix.dtype)
     tts.load_weights(named_parameters(full), strict=False)
     tts.rvq_embs = full.rvq_embs[:levels]
     return tts

@@ -5,7 +5,6 @@ that a load never holds the model twice.
 """
 
 import json
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import cast
@@ -17,9 +16,9 @@ from safetensors import SafetensorError, safe_open
 
 from voicechat_core.errors import CheckpointError
 from voicechat_core.nn.layout import checkpoint_axes, to_checkpoint, to_memory
+from voicechat_core.shards import INDEX, SINGLE, numbered
 
 __all__ = [
-    "INDEX",
     "assign",
     "is_finite",
     "listed",
@@ -30,8 +29,6 @@ __all__ = [
     "write_tensors",
 ]
 
-INDEX = "model.safetensors.index.json"
-SINGLE = "model.safetensors"
 LISTED_AT_MOST = 20  # names in one message
 NUMBERS_AT_ONCE = 1 << 22  # in flight between file and memory, unless one tensor has more: 16 MB in float32
 SHARD_BYTES = 1 << 30  # written a file, and held until it is written
@@ -66,7 +63,7 @@ def _fill(tensors: dict[str, mx.array], directory: Path) -> Iterator[str]:
     """Put every readable shard's tensors into ``tensors``; yields what is wrong with the files, as it is found."""
     index, weight_map, unread = directory / INDEX, None, set[str]()
     try:
-        weight_map = _read_index(index) if index.is_file() else None
+        weight_map = _read_index(index) if index.exists() or index.is_symlink() else None
     except CheckpointError as error:
         yield str(error)
     names = (
@@ -74,7 +71,7 @@ def _fill(tensors: dict[str, mx.array], directory: Path) -> Iterator[str]:
     )
     if not names:
         yield f"{directory}: no {INDEX} and no model*.safetensors"
-    for name in sorted(names | _numbered(names)):
+    for name in sorted(names | numbered(names)):
         try:
             shard = _read_shard(directory / name)
         except CheckpointError as error:
@@ -90,17 +87,11 @@ def _fill(tensors: dict[str, mx.array], directory: Path) -> Iterator[str]:
         yield f"{index}: {listed('tensors listed that no shard holds', lost)}"
 
 
-def _numbered(names: set[str]) -> set[str]:
-    """Every shard that ``model-00001-of-00003.safetensors`` promises."""
-    found = (re.fullmatch(r"(.*)-(\d{5})-of-(\d{5})\.safetensors", name) for name in names)
-    return {f"{m[1]}-{i:05d}-of-{m[3]}.safetensors" for m in found if m for i in range(1, int(m[3]) + 1)}
-
-
 def _read_index(index: Path) -> dict[str, str]:
     try:
         weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
         entries = {str(key): str(value) for key, value in weight_map.items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{index}: not an index with a weight_map: {error!r}") from error
     for tensor, name in entries.items():
         # By name, not by resolving: hub caches link their files to a blob store next door.
@@ -110,9 +101,9 @@ def _read_index(index: Path) -> dict[str, str]:
 
 
 def _read_shard(path: Path) -> dict[str, mx.array]:
-    if not path.is_file():
-        raise CheckpointError(f"{path}: this shard is missing")
     try:
+        if not path.is_file():
+            raise CheckpointError(f"{path}: this shard is missing")
         with safe_open(path, framework="numpy"):  # checks that the header fits the file's length
             pass
         tensors = mx.load(str(path))
@@ -121,10 +112,11 @@ def _read_shard(path: Path) -> dict[str, mx.array]:
     return cast("dict[str, mx.array]", tensors)
 
 
-def write_tensors(directory: Path, tensors: Iterable[tuple[str, mx.array]], shard_bytes: int = SHARD_BYTES) -> None:
+def write_tensors(directory: Path, tensors: Iterable[tuple[str, mx.array]], shard_bytes: int = SHARD_BYTES) -> int:
     """Write tensors as ``model-0000x-of-0000y.safetensors`` and their index, or as one file if they fit.
 
-    A shard is written as soon as it is full and then dropped, so that no more than one is held.
+    A shard is written as soon as it is full and then dropped, so that no more than one is held. Returns the bytes of
+    all tensors.
     """
     shards: list[list[str]] = []
     total, pending = 0, dict[str, mx.array]()
@@ -141,6 +133,7 @@ def write_tensors(directory: Path, tensors: Iterable[tuple[str, mx.array]], shar
         weight_map.update(dict.fromkeys(names, file))
     index = {"metadata": {"total_size": total}, "weight_map": weight_map}
     (directory / INDEX).write_text(json.dumps(index, indent=1), encoding="utf-8")
+    return total
 
 
 def _write_shard(directory: Path, number: int, tensors: dict[str, mx.array]) -> list[str]:
@@ -217,12 +210,24 @@ def assign(
         loaded = []
         for name, parameter in chunk:
             stored = cast(mx.array, to_memory(tensors.pop(prefix + name), parameter.shape, axes.get(name)))
+            _check_range(prefix + name, stored)
+            # Contiguous, since what only looks transposed would be copied at every product.
             loaded.append((name, mx.contiguous(stored.astype(_dtype(parameter, wanted.get(name))))))
             del stored  # the next one's bytes are not to meet this one's
         _compute(loaded, prefix)
         weights += loaded
     # All at once: MLX would fill the gaps of a list of arrays that is only partly given.
     module.load_weights(weights, strict=False)
+    arrived = dict(named_parameters(module))
+    lost = [prefix + name for name, value in weights if arrived.get(name) is not value]
+    if lost:
+        raise CheckpointError(listed("tensors that did not reach their parameter", lost))
+
+
+def _check_range(name: str, stored: mx.array) -> None:
+    """Integers become int32: one that does not fit would come out as another."""
+    if stored.dtype in (mx.int64, mx.uint64) and not mx.array_equal(stored.astype(mx.int32), stored).item():
+        raise CheckpointError(f"{name} has integers beyond 32 bits")
 
 
 def _dtype(parameter: mx.array, wanted: mx.Dtype | None) -> mx.Dtype:

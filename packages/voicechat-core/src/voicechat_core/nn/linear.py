@@ -17,7 +17,7 @@ class Matrix(nn.Module):
     """What Linear and Embedding share: ``weight`` ``[outputs, inputs]``, dense or packed with scales and biases."""
 
     _quantization: Quantization | None = None
-    _activations: mx.Dtype | None = None
+    _rounded_to: mx.Dtype | None = None
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -29,14 +29,14 @@ class Matrix(nn.Module):
     def dtype(self) -> mx.Dtype:
         """What it gives: the weight's dtype, or where that is packed the one it was told, by default the scales'."""
         own: mx.Dtype = (self.weight if self._quantization is None else self.scales).dtype
-        return own if self._quantization is None or self._activations is None else self._activations
+        return own if self._quantization is None or self._rounded_to is None else self._rounded_to
 
     @property
     def quantization(self) -> Quantization | None:
         """How it is packed, or None if it is dense."""
         return self._quantization
 
-    def quantize(self, quantization: Quantization) -> None:
+    def make_packed(self, quantization: Quantization) -> None:
         """Make room for a packed weight, its scales and its biases; what was there is dropped.
 
         ``shape``'s inputs must be a multiple of the group size.
@@ -45,9 +45,9 @@ class Matrix(nn.Module):
         self.weight, self._quantization = mx.zeros(packed, mx.uint32), quantization
         self.scales, self.biases = mx.zeros(groups), mx.zeros(groups)
 
-    def give(self, dtype: mx.Dtype) -> None:
-        """What a packed matrix's results are rounded to; a dense one's have the weight's dtype."""
-        self._activations = dtype
+    def round_to(self, dtype: mx.Dtype) -> None:
+        """Say what a packed matrix's results are rounded to; a dense one's have the weight's dtype."""
+        self._rounded_to = dtype
 
     def rows(self, ids: mx.array) -> mx.array:
         """The rows of ``ids`` ``[...]``: ``[..., inputs]``."""
