@@ -3,9 +3,11 @@
 import json
 import os
 import shutil
+import signal
 import struct
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -200,7 +202,7 @@ def test_synthesize_then_generate(tmp_path: Path) -> None:
 def test_help_and_version() -> None:
     assert voicechat("--version").stdout.strip().count(".") == 2
     shown = voicechat("--help").stdout
-    for command in ("generate", "inspect", "list", "quantize", "synthesize", "verify"):
+    for command in ("convert", "generate", "inspect", "list", "quantize", "synthesize", "verify"):
         assert command in shown
 
 
@@ -304,6 +306,46 @@ def test_quantize_refuses_what_it_cannot_do(
 ) -> None:
     assert said in one_line(voicechat("quantize", tiny_path, tmp_path / "new", *words), status)
     assert not (tmp_path / "new").exists()
+
+
+def test_what_needs_no_source_is_refused_before_one_is_fetched(tmp_path: Path) -> None:
+    for words in (("--bits", "4", "--group-size", "48"), ("--bits", "5"), ("--bits", "4", "--dtype", "x")):
+        line = one_line(voicechat("quantize", "owner/name", tmp_path / "new", *words), 2)
+        assert "owner/name" not in line
+    assert "exists already" in one_line(voicechat("quantize", "owner/name", tmp_path, "--bits", "4"))
+    assert "dtype is 'x'" in one_line(voicechat("convert", "owner/name", tmp_path / "new", "--dtype", "x"), 2)
+    assert "exists already" in one_line(voicechat("convert", "owner/name", tmp_path, "--dtype", "float32"))
+
+
+def test_convert_stores_in_another_format(tiny_path: Path, tmp_path: Path) -> None:
+    made = voicechat("convert", tiny_path, tmp_path / "half", "--dtype", "bfloat16")
+    assert made.returncode == 0
+    assert made.stdout == f"{tmp_path / 'half'}: bfloat16; 0.003 GB, from 0.006 GB\n"
+    assert "precision auto is bfloat16 here" in voicechat("inspect", tmp_path / "half").stdout
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_stopped_run_leaves_nothing_behind(tmp_path: Path, number: signal.Signals) -> None:
+    command = [sys.executable, "-c", RUN, "synthesize", str(tmp_path / "deep"), "--preset", "deep"]
+    process = subprocess.Popen(command)
+    deadline = time.monotonic() + 60
+    while not list(tmp_path.iterdir()) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    process.send_signal(number)
+    assert process.wait(timeout=60) == 128 + number
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_warning_is_one_line_that_says_so(packed: Path, tmp_path: Path) -> None:
+    path = Path(shutil.copytree(packed, tmp_path / "odd"))
+    config = json.loads((path / "config.json").read_text())
+    config["quantization"]["stt_model.nothing"] = True
+    (path / "config.json").write_text(json.dumps(config))
+    words = ("--audio", SPOKEN, "--max-frames", "1", "--output-audio", tmp_path / "r.wav")
+    result = voicechat("generate", "-m", path, *words)
+    differ = "config.json: quantization and quantization_config differ; the first is taken"
+    more = "and 1 more, see voicechat inspect"
+    assert (result.returncode, result.stderr) == (0, f"voicechat: warning: {path}: {differ}; {more}\n")
 
 
 def test_quantize_never_writes_over_anything(tiny_path: Path, packed: Path, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Conversion: what is packed, what is carried over, what is refused, and that nothing is left behind."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -11,10 +12,12 @@ import pytest
 from voicechat_core import CheckpointError, InputError, load
 from voicechat_core.checkpoint import load_networks
 from voicechat_core.config import VoiceChatConfig
-from voicechat_core.convert import convert
+from voicechat_core.convert import CARRIED, convert
+from voicechat_core.hub_cache import NOTICE
 from voicechat_core.quantization import Quantization
+from voicechat_core.shards import INDEX
 from voicechat_core.synthetic import synthesize
-from voicechat_core.weights import INDEX, named_parameters, read_tensors, write_tensors
+from voicechat_core.weights import named_parameters, read_tensors, write_tensors
 
 FOUR = Quantization(4, 32)
 
@@ -183,6 +186,62 @@ def test_a_faulty_source_leaves_nothing_behind(tiny_path: Path, tmp_path: Path, 
     with pytest.raises(CheckpointError, match="config.json" if fault == "config" else name.replace(".", r"\.")):
         convert(source, tmp_path / "target", FOUR)
     assert not (tmp_path / "target").exists()
+
+
+def test_numbers_too_far_apart_for_their_scales(tiny_path: Path, tmp_path: Path) -> None:
+    """Finite in the source, but their range is not: the scales would be infinite."""
+    source = Path(shutil.copytree(tiny_path, tmp_path / "source"))
+    name = "stt_model.lm_head"
+    tensors = {key: mx.array(np.array(value)) for key, value in read_tensors(source).items()}
+    numbers = np.array(tensors[f"{name}.weight"])
+    numbers[0, :2] = 3e38, -3e38
+    write_tensors(source, (tensors | {f"{name}.weight": mx.array(numbers)}).items())
+    with pytest.raises(CheckpointError, match=f"{name}: its numbers are too far apart for float32 scales"):
+        convert(source, tmp_path / "target", FOUR)
+    assert not (tmp_path / "target").exists()
+
+
+def test_a_target_inside_its_source(tiny_path: Path, tmp_path: Path) -> None:
+    source = Path(shutil.copytree(tiny_path, tmp_path / "source"))
+    with pytest.raises(CheckpointError, match="lies in the source"):
+        convert(source, source / "4bit", FOUR)
+    assert not (source / "4bit").exists()
+
+
+def test_text_that_cannot_be_written(tiny_path: Path, tmp_path: Path) -> None:
+    source = Path(shutil.copytree(tiny_path, tmp_path / "source"))
+    config = json.loads((source / "config.json").read_text())
+    config["default_system_prompt"] = "\ud800"
+    (source / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match=r"cannot be written: .*surrogates not allowed"):
+        convert(source, tmp_path / "target", FOUR)
+    assert list(tmp_path.iterdir()) == [source]
+
+
+def test_until_all_is_written_there_is_no_target(tiny_path: Path, tmp_path: Path) -> None:
+    """So what a killed run leaves hinders nobody: it has another name, and is hidden."""
+    seen: set[str] = set()
+    convert(tiny_path, tmp_path / "target", FOUR, progress=lambda *_: seen.update(p.name for p in tmp_path.iterdir()))
+    assert seen == {f".target.partial-{os.getpid()}"}
+    assert [path.name for path in tmp_path.iterdir()] == ["target"]
+    assert (tmp_path / "target").stat().st_mode & 0o777 == 0o777 & ~_umask()
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def test_what_is_carried_along_is_what_the_hub_is_asked_for() -> None:
+    names = [
+        "LICENSE", "LICENCE.txt", "NOTICE", "README.md", "bias.md", "terms.txt", "chat_template.json",
+        "rnnt_tokenizer/tokenizer.model", "rnnt_tokenizer/vocab.json",
+    ]  # fmt: skip
+    assert [name for name in names if not NOTICE.fullmatch(name)] == []
+    assert [name for name in names if not any(Path(name).match(pattern) for pattern in CARRIED)] == []
+    for name in ("model.bin", "weights.pt", "docs/README.md", "sample.wav"):
+        assert not NOTICE.fullmatch(name)
 
 
 def test_an_interruption_leaves_nothing_behind(tiny_path: Path, tmp_path: Path) -> None:

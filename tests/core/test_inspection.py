@@ -604,3 +604,14 @@ def test_json_of_a_packed_checkpoint(packed: Path) -> None:
     assert weights["quantization"]["modules"][Q_PROJ] == {"bits": 4, "group_size": 32}
     assert weights["quantization"]["scales"] == ["f32"]
     assert (weights["missing"], weights["left_over"]) == ([], [])
+
+
+def test_no_section_is_longer_than_twenty_lines(broken: Path) -> None:
+    index = broken / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"x": "model-00001-of-99999.safetensors"}}))
+    inspection = inspect(broken)
+    assert len(inspection.problems) > 99_000
+    text = inspection_text(inspection).splitlines()
+    start = text.index("problems:")
+    assert text[start + 21] == f"  and {len(inspection.problems) - 20} more"
+    assert len(text) < 60

@@ -320,4 +320,11 @@ def test_transcripts_of_another_build_may_have_another_length() -> None:
     judged, measured = (compare("p", "rnnt_tokens_ms10", ours, golden, limit) for limit in (0.0, None))
     assert (judged.passed, measured.passed) == (False, True)
     assert judged.note == measured.note == "shape [2] here, [3] in the golden"
-    assert not compare("p", "codes", ours[None], golden[None], None).passed
+    assert not compare("p", "codes", ours, golden, None).passed
+
+
+def test_a_checkpoint_that_is_no_build_of_these_weights(folder: Path, tiny_path: Path, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=f"{tiny_path}: no build of .*: its text_config differs"):
+        verify(folder, checkpoint=tiny_path)
+    with pytest.raises(CheckpointError, match="no such directory"):
+        verify(folder, checkpoint=tmp_path / "absent")
