@@ -7,7 +7,7 @@ __all__ = ["main"]
 
 
 def main() -> None:
-    """Say what this version can do: nothing yet. Exits with status 2, or 0 for ``--version``."""
+    """Say what this version can do: nothing yet. Exits with status 1, or 0 for ``--version``."""
     if sys.argv[1:] == ["--version"]:
         print(version("voicechat-client"))
         return
