@@ -151,6 +151,16 @@ def test_index_listing_a_tensor_that_no_shard_holds(broken: Path) -> None:
     assert "stt_model.asr_head.weight" in text
 
 
+def test_an_index_that_names_the_wrong_shard(tmp_path: Path) -> None:
+    synthesize(tmp_path / "sharded", seed=0, shard_bytes=3 << 20)
+    index = tmp_path / "sharded" / "model.safetensors.index.json"
+    data = json.loads(index.read_text())
+    right = data["weight_map"][Q_PROJ]
+    data["weight_map"][Q_PROJ] = next(file for file in data["weight_map"].values() if file != right)
+    index.write_text(json.dumps(data))
+    assert message(tmp_path / "sharded").endswith(f"1 tensors that are in another shard than it says: {Q_PROJ}")
+
+
 @pytest.mark.parametrize("keep", [0, 4, 1000, -1])
 def test_truncated_shard(broken: Path, keep: int) -> None:
     path = broken / "model.safetensors"

@@ -61,7 +61,7 @@ def read_tensors(directory: Path, faults: list[str] | None = None) -> dict[str, 
 
 def _fill(tensors: dict[str, mx.array], directory: Path) -> Iterator[str]:
     """Put every readable shard's tensors into ``tensors``; yields what is wrong with the files, as it is found."""
-    index, weight_map, unread = directory / INDEX, None, set[str]()
+    index, weight_map, held = directory / INDEX, None, dict[str, set[str]]()
     try:
         weight_map = _read_index(index) if index.exists() or index.is_symlink() else None
     except CheckpointError as error:
@@ -75,16 +75,19 @@ def _fill(tensors: dict[str, mx.array], directory: Path) -> Iterator[str]:
         try:
             shard = _read_shard(directory / name)
         except CheckpointError as error:
-            unread.add(name)
             yield str(error)
             continue
+        held[name] = set(shard)
         twice = sorted(tensors.keys() & shard.keys())
         if twice:
             yield f"{directory / name}: {listed('tensors that another shard holds too', twice)}"
         tensors.update(shard)
-    lost = sorted(name for name, file in (weight_map or {}).items() if name not in tensors and file not in unread)
+    elsewhere = sorted(name for name, file in (weight_map or {}).items() if name not in held.get(file, {name}))
+    lost = [name for name in elsewhere if name not in tensors]
     if lost:
         yield f"{index}: {listed('tensors listed that no shard holds', lost)}"
+    elif elsewhere:
+        yield f"{index}: {listed('tensors that are in another shard than it says', elsewhere)}"
 
 
 def _read_index(index: Path) -> dict[str, str]:
