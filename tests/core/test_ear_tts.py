@@ -1,14 +1,17 @@
 """The speech decoder with small random weights: its sampler against NumPy, its state, guidance, precision."""
 
 import mlx.core as mx
+import msgspec
 import numpy as np
 import numpy.typing as npt
+import pytest
 from mlx.utils import tree_flatten, tree_map
 
 from voicechat_core.config import CharacterEncoderConfig, MogHeadConfig, TtsConfig
+from voicechat_core.errors import InputError
 from voicechat_core.nn import state as states
-from voicechat_core.nn.ear_tts import EarTTS
-from voicechat_core.nn.gemma import Derived, RMSNorm, rope_periods
+from voicechat_core.nn.ear_tts import EarTTS, EarTtsState
+from voicechat_core.nn.gemma import Attention, Derived, RMSNorm, merge_heads, rope_periods, split_heads
 from voicechat_core.noise import GreedyNoise, KeyedNoise
 
 Floats = npt.NDArray[np.float64]
@@ -149,6 +152,97 @@ def test_positions_are_counted_in_every_layer() -> None:
         _, state = tts.advance(tts.embed_codes(codes), condition, state)
     assert [cache.position for cache in state.caches] == [7] * 6
     assert states.nbytes(state) > 0
+
+
+def branches(tts: EarTTS, frames: int) -> tuple[mx.array, mx.array]:
+    """Audio and text branch of a session, ``[1, frames, WIDTH]`` each."""
+    rng = np.random.default_rng(5)
+    codes = mx.array(rng.integers(0, SIZE, (1, frames, LEVELS)), mx.int32)
+    return tts.embed_codes(codes), mx.array(rng.standard_normal((1, frames, WIDTH)).astype(np.float32))
+
+
+def advanced(
+    tts: EarTTS, inputs: tuple[mx.array, mx.array], state: EarTtsState, start: int, end: int
+) -> tuple[mx.array, EarTtsState]:
+    """The positions from ``start`` to ``end`` at once."""
+    audio, condition = inputs
+    return tts.advance(audio[:, start:end], condition[:, start:end], state)
+
+
+def stepped(tts: EarTTS, inputs: tuple[mx.array, mx.array], state: EarTtsState, start: int, end: int) -> mx.array:
+    """Hidden states of the positions from ``start`` to ``end``, one at a time."""
+    result = []
+    for t in range(start, end):
+        hidden, state = advanced(tts, inputs, state, t, t + 1)
+        mx.eval(hidden)
+        result.append(hidden)
+    return mx.concatenate(result, axis=1)
+
+
+def masked_attention(attention: Attention, x: mx.array, mask: mx.array) -> mx.array:
+    """Attention of the whole ``[B, T, width]`` with every key and value there ever was, under a mask ``[T, T]``."""
+    queries = attention._rotate(attention.q_norm(split_heads(attention.q_proj(x), attention.heads)), 0)
+    keys = attention._rotate(attention.k_norm(split_heads(attention.k_proj(x), attention.kv_heads)), 0)
+    values = split_heads(attention.v_proj(x), attention.kv_heads)
+    keys, values = (mx.repeat(y, attention.heads // attention.kv_heads, axis=1) for y in (keys, values))
+    scores = mx.where(mask, queries @ keys.swapaxes(2, 3) * attention.scale, -mx.inf)
+    return attention.o_proj(merge_heads(mx.softmax(scores, axis=-1) @ values))
+
+
+def masked_backbone(tts: EarTTS, x: mx.array, start: int, pinned: int, newest: int) -> mx.array:
+    """Hidden states of all positions where those from ``start`` on are bounded: by masks alone."""
+    t, p = np.arange(x.shape[1])[:, None], np.arange(x.shape[1])[None, :]
+    kept = (t < start) | (p < pinned) | (t - p < newest)
+    for layer in tts.backbone.layers:
+        window = layer.self_attn.window or x.shape[1]
+        mask = mx.array(kept & (t >= p) & (t - p < window))
+        y = masked_attention(layer.self_attn, layer.input_layernorm(x), mask)
+        x = x + layer.post_attention_layernorm(y)
+        x = x + layer.post_feedforward_layernorm(layer.mlp(layer.pre_feedforward_layernorm(x)))
+    return tts.backbone.norm(x)
+
+
+# The local layers' window is 5: wider and narrower bounds, all of the prompt pinned and less, and nothing pinned.
+@pytest.mark.parametrize(("pinned", "newest"), [(7, 3), (4, 9), (0, 1), (0, 12), (7, 30)])
+@pytest.mark.parametrize("start", [7, 25])
+def test_a_bounded_history_is_attention_under_its_mask(pinned: int, newest: int, start: int) -> None:
+    """Also where it begins late: at 25 positions most bounds drop something at once."""
+    tts, end = network(config()), 45
+    inputs = branches(tts, end)
+    _, state = advanced(tts, inputs, tts.new_state(), 0, start)
+    found = stepped(tts, inputs, tts.bounded(state, pinned, newest), start, end)
+    expected = masked_backbone(tts, tts.fuse(*inputs), start, pinned, newest)[:, start:]
+    assert found.shape == (2, end - start, WIDTH)
+    assert mx.allclose(found, expected, rtol=0, atol=1e-5)
+    # The bound matters: without it the last states are others.
+    whole = masked_backbone(tts, tts.fuse(*inputs), end, pinned, newest)[:, start:]
+    assert not mx.allclose(found, whole, rtol=0, atol=1e-3)
+    # And the exact state goes on as if there had been no bound.
+    found = stepped(tts, inputs, state, start, end)
+    assert mx.allclose(found, whole, rtol=0, atol=1e-5)
+
+
+def test_a_bound_of_the_whole_history_changes_no_bit() -> None:
+    tts, end = network(msgspec.structs.replace(config(), sliding_window=40)), 40
+    inputs = branches(tts, end)
+    _, state = advanced(tts, inputs, tts.new_state(), 0, 7)
+    for pinned, newest in ((7, end - 7), (0, end), (7, 1000)):
+        found = stepped(tts, inputs, tts.bounded(state, pinned, newest), 7, end)
+        assert mx.array_equal(found, stepped(tts, inputs, states.copy(state), 7, end))
+
+
+def test_a_bounded_state_takes_what_it_keeps_and_counts_on() -> None:
+    """Six layers, the first five with a window of 5."""
+    tts = network(config())
+    inputs = branches(tts, 60)
+    _, state = advanced(tts, inputs, tts.new_state(), 0, 7)
+    state = tts.bounded(state, 7, 20)
+    for t in range(7, 60):
+        _, state = advanced(tts, inputs, state, t, t + 1)
+    assert [cache.keys.shape for cache in state.caches] == [(2, 2, 12, 6)] * 5 + [(2, 2, 27, 6)]
+    assert {(cache.position, cache.pinned, cache.newest) for cache in state.caches} == {(60, 7, 20)}
+    with pytest.raises(InputError, match=r"^2 positions at once after 60, but only 12 are kept"):
+        advanced(tts, inputs, state, 0, 2)
 
 
 def test_bfloat16_weights_stay_near_float32() -> None:

@@ -144,6 +144,31 @@ class EarTTS(nn.Module):
         inputs = self.prompt_inputs(latents, silence_codes, pad_id, eos_id, chars)
         return self.advance(inputs.audio, inputs.condition, self.new_state())[1]
 
+    def bounded(self, state: EarTtsState, pinned: int, newest: int) -> EarTtsState:
+        """A state that remembers the first ``pinned`` positions and the ``newest`` after them, and no more.
+
+        Positions count from the first of the voice prompt, so ``pinned`` is its length if the voice is to stay, and
+        the present frame is one of the newest. While the history is no longer than both together the bound takes
+        nothing away; after that a step costs the same for ever. From then on it takes one position at a time.
+
+        Args:
+            state: one that keeps everything, of any length. It stays usable: the result shares no buffer with it.
+            pinned: positions, at least 0.
+            newest: positions, at least 1.
+
+        Raises:
+            InputError: for sizes out of range, a state that is bounded already, or one that dropped what must be kept.
+        """
+        return EarTtsState(self.backbone.bounded(state.caches, pinned, newest))
+
+    def rewound(self, state: EarTtsState, positions: int) -> EarTtsState | None:
+        """A copy of an unbounded state as it was before its latest ``positions``.
+
+        None where a layer's window has dropped something.
+        """
+        caches = self.backbone.rewound(state.caches, positions)
+        return None if caches is None else EarTtsState(caches)
+
     def advance(self, audio: mx.array, condition: mx.array, state: EarTtsState) -> tuple[mx.array, EarTtsState]:
         """The backbone's next n positions, from ``[1, n, H]`` branches -> hidden ``[rows, n, H]``."""
         hidden, caches = self.backbone.step(self.fuse(audio, condition), state.caches)

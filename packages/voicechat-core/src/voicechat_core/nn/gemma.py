@@ -12,7 +12,7 @@ import mlx.nn as nn
 import numpy as np
 
 from voicechat_core.config import TtsConfig
-from voicechat_core.nn.kv_cache import KVCache, append, attention_mask, new_kv_cache
+from voicechat_core.nn.kv_cache import KVCache, append, attention_mask, bounded, new_kv_cache, rewound
 from voicechat_core.nn.linear import Linear
 
 __all__ = ["Decoder", "Derived", "GatedMLP", "RMSNorm", "merge_heads", "rope_periods", "split_heads"]
@@ -158,6 +158,17 @@ class Decoder(nn.Module):
         """An empty cache for each layer."""
         attentions = [layer.self_attn for layer in self.layers]
         return [new_kv_cache(batch, a.kv_heads, a.head_dim, a.k_proj.dtype) for a in attentions]
+
+    def bounded(self, caches: list[KVCache], pinned: int, newest: int) -> list[KVCache]:
+        """The caches with a bounded memory (see ``kv_cache.bounded``), each under its layer's own window."""
+        windows = [layer.self_attn.window for layer in self.layers]
+        return [bounded(cache, pinned, newest, window) for cache, window in zip(caches, windows, strict=True)]
+
+    def rewound(self, caches: list[KVCache], positions: int) -> list[KVCache] | None:
+        """Copies of the caches as they were before the latest ``positions``; None where a window dropped something."""
+        found = [rewound(cache, positions) for cache in caches]
+        kept = [cache for cache in found if cache is not None]
+        return kept if len(kept) == len(found) else None
 
     def step(self, x: mx.array, caches: list[KVCache]) -> tuple[mx.array, list[KVCache]]:
         """The next n positions ``[B, n, width]`` -> hidden states of the same shape, and the new caches."""
