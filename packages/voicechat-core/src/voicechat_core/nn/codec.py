@@ -5,8 +5,9 @@ quantization; the decoder mirrors it and ends in an inverse STFT. All of it is f
 depthwise convolutions are audibly worse in less.
 
 Streaming emits 1,764 samples a frame, 8 samples late: ``stream[n] = offline[n - 8]``. The first 8 are lead-in, the
-last 8 come out of ``flush``. ``decode`` runs that same stream in blocks, so memory does not grow with the
-activations of a whole clip, and then corrects its two ends, where fewer columns overlap.
+last 8 come out of ``tail``, or as NVIDIA's stream ends, out of ``flush``. ``decode`` runs that same stream in blocks,
+so memory does not grow with the activations of a whole clip, and then corrects its two ends, where fewer columns
+overlap.
 """
 
 from collections import Counter
@@ -145,8 +146,12 @@ class Codec(nn.Module):
         return samples, CodecState(tails, columns)
 
     def flush(self, state: CodecState) -> mx.array:
-        """The last samples ``[B, 8]`` of a stream that ends here, as if silent columns followed."""
+        """The last samples ``[B, 8]`` of a stream that ends here, as if silent columns followed: NVIDIA's flush."""
         return self._stft.flush(state.columns)
+
+    def tail(self, state: CodecState) -> mx.array:
+        """The last samples ``[B, 8]`` of a stream that ends here, equal to the end of ``decode``."""
+        return self._stft.tail(state.columns)
 
     def decode(self, codes: mx.array, block_frames: int = BLOCK_FRAMES) -> mx.array:
         """Codes ``[B, T, Q]`` of a whole clip to samples ``[B, T * 1764]``, a block of frames at a time.

@@ -8,12 +8,14 @@ it. Whoever wants to keep a state takes a ``copy`` first.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import mlx.core as mx
 
-__all__ = ["arrays", "copy", "evaluate", "map_arrays", "nbytes"]
+from voicechat_core.errors import InputError
+
+__all__ = ["arrays", "copy", "evaluate", "filled", "map_arrays", "nbytes", "numbers"]
 
 S = TypeVar("S")
 
@@ -34,18 +36,60 @@ def _map(function: Callable[[mx.array], mx.array], value: Any) -> Any:
     return value
 
 
-def arrays(state: object, path: str = "") -> Iterator[tuple[str, mx.array]]:
+def arrays(state: object) -> Iterator[tuple[str, mx.array]]:
     """Each array of a state with its dotted path, in field order."""
-    if isinstance(state, mx.array):
-        yield path, state
-        return
+    return ((path, leaf) for path, leaf in _leaves(state) if isinstance(leaf, mx.array))
+
+
+def numbers(state: object) -> Iterator[tuple[str, int | None]]:
+    """Each integer of a state, and each ``None``, with its dotted path, in field order."""
+    return ((path, leaf) for path, leaf in _leaves(state) if not isinstance(leaf, mx.array))
+
+
+def _leaves(state: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     children: list[tuple[str, object]] = []
     if isinstance(state, list | tuple):
         children = [(str(i), item) for i, item in enumerate(state)]
     elif dataclasses.is_dataclass(state):
         children = [(f.name, getattr(state, f.name)) for f in dataclasses.fields(state)]
+    else:
+        yield path, state
     for name, child in children:
-        yield from arrays(child, f"{path}.{name}" if path else name)
+        yield from _leaves(child, f"{path}.{name}" if path else name)
+
+
+def filled(like: S, arrays: Mapping[str, mx.array], numbers: Mapping[str, int | None]) -> S:
+    """A state of the structure of ``like`` with its leaves by path: the inverse of the two functions above.
+
+    Raises:
+        InputError: for a path that is missing or left over, or an array of another kind than the one in ``like``.
+    """
+    given = {**arrays, **numbers}
+    result = _filled(like, given, "")
+    if given:
+        raise InputError(f"a state of this model has no {', '.join(sorted(given)[:3])}")
+    return result  # type: ignore[no-any-return]
+
+
+def _filled(like: Any, given: dict[str, Any], path: str) -> Any:
+    def child(name: object, value: Any) -> Any:
+        return _filled(value, given, f"{path}.{name}" if path else str(name))
+
+    if isinstance(like, list | tuple):
+        return type(like)([child(i, item) for i, item in enumerate(like)])
+    if dataclasses.is_dataclass(like) and not isinstance(like, type):
+        return type(like)(**{f.name: child(f.name, getattr(like, f.name)) for f in dataclasses.fields(like)})
+    if path not in given:
+        raise InputError(f"{path} is missing from the state")
+    value = given.pop(path)
+    if _kind(value) != _kind(like):
+        raise InputError(f"{path} is {_kind(value)}; {_kind(like)} is needed")
+    return value
+
+
+def _kind(leaf: Any) -> str:
+    """What must agree: an array's type and number of axes (lengths change as a session goes on)."""
+    return f"{leaf.dtype} of {leaf.ndim} axes" if isinstance(leaf, mx.array) else "a number"
 
 
 def copy(state: S) -> S:

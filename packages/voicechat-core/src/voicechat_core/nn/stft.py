@@ -117,6 +117,14 @@ class Stft:
         """The last ``lead`` samples ``[B, 8]`` of a stream that ends here, as if silence followed."""
         return self._complete(mx.concatenate([kept, self.silent_columns(kept.shape[0], self.lead)], axis=1))
 
+    def tail(self, kept: mx.array) -> mx.array:
+        """The last ``lead`` samples ``[B, 8]`` of a stream that ends here, as the end of a whole inverse has them.
+
+        Where fewer columns overlap, ``flush`` divides by the full envelope all the same, as NVIDIA's stream does.
+        """
+        samples, edge = self.flush(kept), self.edge
+        return mx.concatenate([samples[:, :-edge], samples[:, -edge:] * self._edge_gain()[:, -edge:]], axis=1)
+
     def _complete(self, columns: mx.array) -> mx.array:
         return crop(overlap_add(columns, self.hop), self.edge + self.lead) / self._envelope
 
@@ -126,7 +134,11 @@ class Stft:
         A whole inverse divides the first and last ``edge`` samples by the smaller envelope they have.
         """
         samples, edge = stream[:, self.lead :], self.edge
-        squares = mx.broadcast_to(mx.square(self._window), (1, self.n_fft, self.n_fft))
-        gain = self._envelope / crop(overlap_add(squares, self.hop), edge)
+        gain = self._edge_gain()
         first, last = samples[:, :edge] * gain[:, :edge], samples[:, -edge:] * gain[:, -edge:]
         return mx.concatenate([first, samples[:, edge:-edge], last], axis=1)
+
+    def _edge_gain(self) -> mx.array:
+        """The full envelope over the one at either end of a whole inverse, ``[1, n]``; only its ends differ from 1."""
+        squares = mx.broadcast_to(mx.square(self._window), (1, self.n_fft, self.n_fft))
+        return self._envelope / crop(overlap_add(squares, self.hop), self.edge)
