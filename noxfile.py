@@ -15,6 +15,7 @@ ROOT = Path(__file__).parent
 PYPROJECT = nox.project.load_toml("pyproject.toml")
 PACKAGES = ("voicechat-core", "voicechat-server", "voicechat-client")
 SUPPORTED = ("3.11", "3.12", "3.13")
+SLOWER = ("--ignore=tests/parity", "--ignore=tests/property")  # of the parity session
 
 
 def group(name: str) -> list[str]:
@@ -33,14 +34,14 @@ def install_packages(session: nox.Session, *extra: str) -> None:
 def tests(session: nox.Session) -> None:
     """The fast suite: no weights, no network, no NVIDIA code."""
     install_packages(session, *group("test"))
-    session.run("pytest", "tests", "--ignore=tests/parity", *session.posargs)
+    session.run("pytest", "tests", *SLOWER, *session.posargs)
 
 
 @nox.session
 def parity(session: nox.Session) -> None:
-    """Every network against NVIDIA's goldens, every mutation against the test that must see it."""
+    """NVIDIA's goldens against every network and the live session, mutations that must be seen, any chunk sizes."""
     install_packages(session, *group("test"))
-    session.run("pytest", "tests/parity", *session.posargs)
+    session.run("pytest", "tests/parity", "tests/property", *session.posargs)
     for folder in sorted((ROOT / "golden" / "fixtures").iterdir()):
         session.run("voicechat", "verify", str(folder))
 
@@ -92,7 +93,7 @@ def compat(session: nox.Session) -> None:
     if not OTHERS:
         session.skip(f"no other Python of {', '.join(SUPPORTED)} is present")
     install_packages(session, *group("test"))
-    session.run("pytest", "tests", "--ignore=tests/parity", "-q")
+    session.run("pytest", "tests", *SLOWER, "-q")
 
 
 # MLX's oldest macOS; and the system's certificates, which pip uses and uv otherwise does not.

@@ -1,5 +1,6 @@
 """Incremental text: the joined deltas are the text of the whole list, whatever the ids."""
 
+import json
 from functools import cache
 from itertools import chain
 from pathlib import Path
@@ -143,13 +144,15 @@ def test_finish_ends_a_text_and_the_next_one_starts_clean() -> None:
 
 
 @given(any_ids, any_ids, any_ids)
-def test_a_fork_is_independent(past: list[int], mine: list[int], yours: list[int]) -> None:
+def test_a_restored_place_is_independent(past: list[int], mine: list[int], yours: list[int]) -> None:
     tokenizer = ours(0)
     first = IncrementalDetokenizer(tokenizer.token_bytes)
     start = "".join(map(first.push, past))
-    second = first.fork()
+    second = IncrementalDetokenizer(tokenizer.token_bytes).restore(json.loads(json.dumps(first.saved())))
+    assert first.text == second.text == start
     assert start + "".join(deltas(first, mine)) == tokenizer.decode(past + mine)
-    assert start + "".join(deltas(second, yours)) == tokenizer.decode(past + yours)
+    assert start + "".join(deltas(second, yours)) == second.text == tokenizer.decode(past + yours)
+    assert first.text == tokenizer.decode(past + mine)
 
 
 def test_at_most_three_bytes_wait() -> None:
@@ -216,11 +219,12 @@ def test_deltas_join_to_the_whole_transcript(frames: list[list[int]]) -> None:
 
 
 @given(frames_of_labels, frames_of_labels)
-def test_a_transcript_s_fork_is_independent(past: list[list[int]], mine: list[list[int]]) -> None:
+def test_a_transcript_s_restored_place_is_independent(past: list[list[int]], mine: list[list[int]]) -> None:
     first = IncrementalTranscript(VOCABULARY.token_bytes)
     for frame in past:
         first.push(frame)
-    before, second = first.text, first.fork()
+    before, second = first.text, IncrementalTranscript(VOCABULARY.token_bytes)
+    second.restore(json.loads(json.dumps(first.saved())))
     for frame in mine:
         second.push(frame)
     second.finish()

@@ -91,31 +91,20 @@ def no_function_feedback(original: Any, model: Any, audio: Any, text: Any, funct
     return original(model, audio, text, mx.full(function.shape, model.config.pad_token_id), state)
 
 
-def eos_ignored(original: Any, model: Any, text: Any, state: Any) -> Any:
-    return state.codes
+def eos_ignored(original: Any, model: Any, text: Any, speech: Any) -> Any:
+    return speech.codes
 
 
-def silence_after_eos(original: Any, model: Any, text: Any, state: Any, noise: Any, at_zero: Any) -> Any:
-    spoken = original(model, text, state, noise, at_zero)
+def silence_after_eos(original: Any, model: Any, text: Any, speech: Any, draws: Any) -> Any:
+    spoken, finite = original(model, text, speech, draws)
     if text.item() == model.config.eos_token_id:
-        state.codes = model.silence_codes
-    return spoken
+        spoken.codes = model.silence_codes
+    return spoken, finite
 
 
-def speaks_at_zero(original: Any, model: Any, text: Any, state: Any, noise: Any, at_zero: Any) -> Any:
-    if state.position > 0:
-        return original(model, text, state, noise, at_zero)
-    state.position = 1
-    codes = original(model, text, state, noise, at_zero)
-    state.position = 1
-    return codes
-
-
-def silent_prompt(original: Any, model: Any, text: Any, state: Any, noise: Any, at_zero: Any) -> Any:
-    if 0 < state.position < state.prompt_length:
-        state.position += 1
-        return state.codes, mx.array(True)
-    return original(model, text, state, noise, at_zero)
+def silent_prompt(original: Any, model: Any, speech: Any, noise: Any) -> Any:
+    speech.steps += 1
+    return speech, mx.array(True)
 
 
 def silence_at_zero(monkeypatch: pytest.MonkeyPatch, model: VoiceChatModel) -> None:
@@ -140,7 +129,7 @@ MUTATIONS: list[tuple[str, Patch, tuple[str, ...], str]] = [
     ("EOS keeps the codes", wrapped("_previous_codes", eos_ignored), RUNS, "codes_from_t1"),
     ("EOS silences the next step too", wrapped("_speak", silence_after_eos), RUNS, "codes_from_t1"),
     ("D7: silence codes at time 0", silence_at_zero, ("e2e_plain",), "audio"),
-    ("the decoder skips the prompt", wrapped("_speak", silent_prompt), ("e2e_prompt",), "codes_from_t1"),
+    ("the decoder skips the prompt", wrapped("prompt_step", silent_prompt), ("e2e_prompt",), "codes_from_t1"),
     ("D8: the prompt's codes cut before decoding", prompt_cut_off, ("e2e_prompt",), "audio"),
 ]
 

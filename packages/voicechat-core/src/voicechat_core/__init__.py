@@ -4,6 +4,10 @@
     >>> voicechat = voicechat_core.load("checkpoint")
     >>> result = voicechat.generate("question.wav", system_prompt="Be concise.", seed=0)
 
+    >>> session = voicechat.session(system_prompt="Be concise.", seed=0)
+    >>> for event in session.push(samples):
+    ...     print(event)
+
 Importing this package needs no MLX: names that do are loaded on first use.
 """
 
@@ -20,23 +24,49 @@ from voicechat_core.errors import (
     HubError,
     InputError,
     ModelError,
+    SessionClosedError,
     VoiceChatError,
+)
+from voicechat_core.events import (
+    AudioFrame,
+    AudioTail,
+    Cancelled,
+    Done,
+    Event,
+    FunctionDelta,
+    TextDelta,
+    TranscriptDelta,
 )
 
 if TYPE_CHECKING:
     from voicechat_core.offline import GenerationResult
+    from voicechat_core.profile import Profiler
+    from voicechat_core.session import Session
+    from voicechat_core.snapshot import Snapshot
     from voicechat_core.voicechat import VoiceChat, load
 
 __all__ = [
     "AudioError",
+    "AudioFrame",
+    "AudioTail",
+    "Cancelled",
     "CheckpointError",
     "ConfigError",
     "ContextLimitError",
+    "Done",
+    "Event",
+    "FunctionDelta",
     "GenerationResult",
     "GoldensError",
     "HubError",
     "InputError",
     "ModelError",
+    "Profiler",
+    "Session",
+    "SessionClosedError",
+    "Snapshot",
+    "TextDelta",
+    "TranscriptDelta",
     "VoiceChat",
     "VoiceChatError",
     "load",
@@ -46,6 +76,9 @@ __version__ = version("voicechat-core")
 
 _NEEDS_MLX = {
     "GenerationResult": "voicechat_core.offline",
+    "Profiler": "voicechat_core.profile",
+    "Session": "voicechat_core.session",
+    "Snapshot": "voicechat_core.snapshot",
     "VoiceChat": "voicechat_core.voicechat",
     "load": "voicechat_core.voicechat",
 }

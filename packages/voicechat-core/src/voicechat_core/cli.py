@@ -112,10 +112,10 @@ def generate(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
 ) -> None:
     """Answer a recording: print what was said and answered, write the spoken answer."""
+    from voicechat_core.arguments import check_arguments
     from voicechat_core.audio import check_writable, read_audio, write_wav
     from voicechat_core.config import INPUT_SAMPLE_RATE
     from voicechat_core.hub import locate
-    from voicechat_core.offline import check_arguments
     from voicechat_core.precision import check_precision
     from voicechat_core.progress import progress
     from voicechat_core.voicechat import load

@@ -8,7 +8,7 @@ was given is never taken back. A push costs the length of its own token, however
 
 import codecs
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from typing import Self
 
@@ -50,28 +50,70 @@ def text_of(tokens: Iterable[bytes]) -> str:
     return b"".join(tokens).decode("utf-8", "replace")
 
 
+class Said:
+    """Pieces of text, joined only when somebody asks for all of them: a piece costs its own length."""
+
+    def __init__(self) -> None:
+        self._pieces: list[str] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._pieces)
+
+    def add(self, piece: str) -> None:
+        """Append; an empty piece is nothing."""
+        if piece:
+            self._pieces.append(piece)
+
+    @property
+    def text(self) -> str:
+        """All of it."""
+        if len(self._pieces) > 1:
+            self._pieces = ["".join(self._pieces)]
+        return "".join(self._pieces)
+
+
+def new_utf8() -> codecs.IncrementalDecoder:
+    """A decoder that keeps an unfinished character's bytes until the next call."""
+    return codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+
 class IncrementalDetokenizer:
-    """One channel's tokens in, text out."""
+    """One channel's tokens in, text out. ``text`` is all that was given since the start."""
 
     def __init__(self, token_bytes: TokenBytes, hidden: AbstractSet[int] = frozenset()) -> None:
         """``token_bytes`` is a vocabulary's method of that name; ``hidden`` ids are skipped as if never pushed."""
         self._token_bytes = token_bytes
         self._hidden = hidden
-        self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._utf8 = new_utf8()
+        self._said = Said()
+
+    @property
+    def text(self) -> str:
+        """The text so far, without an unfinished character."""
+        return self._said.text
 
     def push(self, token: int) -> str:
         """The text this token completes; empty for a hidden one, or while a character is unfinished."""
-        return "" if token in self._hidden else self._utf8.decode(self._token_bytes(token))
+        return self._given("" if token in self._hidden else self._utf8.decode(self._token_bytes(token)))
 
     def finish(self) -> str:
-        """U+FFFD for a character left unfinished, else nothing; the next push starts a new text."""
-        return self._utf8.decode(b"", final=True)
+        """U+FFFD for a character left unfinished, else nothing; the next push starts a new character."""
+        return self._given(self._utf8.decode(b"", final=True))
 
-    def fork(self) -> Self:
-        """Another detokenizer at the same place in the text."""
-        other = type(self)(self._token_bytes, self._hidden)
-        other._utf8.setstate(self._utf8.getstate())
-        return other
+    def saved(self) -> dict[str, str]:
+        """The place in the text, for ``restore``; it can be written as JSON."""
+        return {"text": self.text, "unfinished": self._utf8.getstate()[0].hex()}
+
+    def restore(self, saved: Mapping[str, str]) -> Self:
+        """Go on where another one was saved."""
+        self._said = Said()
+        self._said.add(saved["text"])
+        self._utf8.setstate((bytes.fromhex(saved["unfinished"]), 0))
+        return self
+
+    def _given(self, text: str) -> str:
+        self._said.add(text)
+        return text
 
 
 class IncrementalTranscript:
@@ -83,41 +125,45 @@ class IncrementalTranscript:
 
     def __init__(self, token_bytes: TokenBytes) -> None:
         """``token_bytes`` is the RNNT vocabulary's."""
-        self._detokenizer = IncrementalDetokenizer(token_bytes)
-        self._said: list[str] = []
-        self._space: list[str] = []
+        self._token_bytes = token_bytes
+        self._utf8 = new_utf8()
+        self._said = Said()
+        self._space = Said()
 
     @property
     def text(self) -> str:
         """The transcript so far."""
-        if len(self._said) > 1:
-            self._said = ["".join(self._said)]
-        return "".join(self._said)
+        return self._said.text
 
     def push(self, labels: Iterable[int]) -> str | None:
         """One frame's labels: what they add to ``text``, or None when that is nothing."""
-        return self._append("".join(map(self._detokenizer.push, labels)))
+        return self._append(self._utf8.decode(b"".join(map(self._token_bytes, labels))))
 
     def finish(self) -> str | None:
         """What a character left unfinished adds (U+FFFD), or None."""
-        return self._append(self._detokenizer.finish())
+        return self._append(self._utf8.decode(b"", final=True))
 
-    def fork(self) -> Self:
-        """Another transcript with the same past."""
-        other = object.__new__(type(self))
-        other._detokenizer = self._detokenizer.fork()
-        other._said, other._space = self._said.copy(), self._space.copy()
-        return other
+    def saved(self) -> dict[str, str]:
+        """The place in the text, for ``restore``; it can be written as JSON."""
+        return {"text": self.text, "space": self._space.text, "unfinished": self._utf8.getstate()[0].hex()}
+
+    def restore(self, saved: Mapping[str, str]) -> Self:
+        """Go on where another one was saved."""
+        self._said, self._space = Said(), Said()
+        self._said.add(saved["text"])
+        self._space.add(saved["space"])
+        self._utf8.setstate((bytes.fromhex(saved["unfinished"]), 0))
+        return self
 
     def _append(self, added: str) -> str | None:
         words = added.rstrip()
         if not words:
-            if added:
-                self._space.append(added)
+            self._space.add(added)
             return None
-        delta = "".join(self._space) + words
+        delta = self._space.text + words
         if not self._said:
             delta = delta.lstrip()
-        self._said.append(delta)
-        self._space = [added[len(words) :]]
+        self._said.add(delta)
+        self._space = Said()
+        self._space.add(added[len(words) :])
         return delta

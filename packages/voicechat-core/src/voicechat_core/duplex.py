@@ -8,21 +8,44 @@ where A is the projected audio of a frame or the embedding of a prompt token, an
 Then: the language trunk on x, both ids, the speech decoder on the text id, its codes. Over the prompt the ids
 are forced to PAD. The speech decoder does not run at position 0, whatever stands there.
 
+Nothing said over a prompt reaches the speech decoder, so a prompt is two things that do not know each other:
+one scan of the trunk (``listen``), and PAD steps of the speech decoder (``prompt_step``), or none where a session
+leaves them out.
+
 A frame is one graph: the text id stays on the device on its way into the speech decoder, and nothing here
 waits for a value.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import mlx.core as mx
 
 from voicechat_core.model import VoiceChatModel
+from voicechat_core.nn import state as states
 from voicechat_core.nn.ear_tts import EarTtsState
 from voicechat_core.nn.nemotron_h import NemotronHState
+from voicechat_core.nn.sampler import Draws
 from voicechat_core.noise import Noise
 
-__all__ = ["DuplexState", "Frame", "start", "step"]
+__all__ = ["DuplexState", "Frame", "Mark", "SpeechState", "first_speech", "listen", "prompt_step", "start", "step"]
+
+
+class Mark(Protocol):
+    """Told of each stage that a frame has passed and of the values that the stage ends with; for measuring only."""
+
+    def __call__(self, stage: str, *values: mx.array) -> None:
+        """``stage`` is over."""
+
+
+@dataclass
+class SpeechState:
+    """What the speech decoder leaves from one position to the next: ``steps`` were taken since the voice prompt."""
+
+    ear_tts: EarTtsState
+    codes: mx.array  # [1, 1, Q] int32, the previous codes
+    steps: int = 0
 
 
 @dataclass
@@ -30,10 +53,9 @@ class DuplexState:
     """What one position leaves to the next. ``position`` counts prompt tokens and frames together."""
 
     llm: NemotronHState
-    ear_tts: EarTtsState
+    speech: SpeechState
     text: mx.array  # [1, 1] int32, the previous text id
     function: mx.array  # [1, 1] int32, the previous function id
-    codes: mx.array  # [1, 1, Q] int32, the previous codes
     position: int
     prompt_length: int
 
@@ -66,37 +88,76 @@ def start(
     the speech decoder does not run; by default the codec's silence. ``after_each`` is told the positions done. Without
     a prompt there is no frame.
     """
+    speech, spoken = first_speech(model, ear_tts), [_at_zero(model, codes_at_zero)]
+    finite = mx.array(True)
+    for position in range(len(prompt_ids)):
+        if position:
+            speech, step_finite = prompt_step(model, speech, noise)
+            spoken.append(speech.codes)
+            finite = finite & step_finite
+        if after_each is not None:
+            after_each(position + 1)
+    frame, state = listen(model, prompt_ids, speech)
+    if frame is not None:
+        frame.codes, frame.finite = mx.concatenate(spoken, axis=1), frame.finite & finite
+    return frame, state
+
+
+def first_speech(model: VoiceChatModel, ear_tts: EarTtsState) -> SpeechState:
+    """The speech decoder right after the voice prompt: it has said nothing yet."""
     tts = model.config.tts_config
-    pad = mx.full((1, 1), model.config.pad_token_id, dtype=mx.int32)
-    nothing = mx.full((1, 1, tts.num_quantizers), tts.codebook_size, dtype=mx.int32)
-    llm = model.networks.stt_model.llm.new_state(1)
-    state = DuplexState(llm, ear_tts, pad, pad, nothing, 0, len(prompt_ids))
+    return SpeechState(ear_tts, mx.full((1, 1, tts.num_quantizers), tts.codebook_size, dtype=mx.int32))
+
+
+def prompt_step(model: VoiceChatModel, speech: SpeechState, noise: Noise) -> tuple[SpeechState, mx.array]:
+    """One step over a system prompt, whose every text id is PAD, and whether it was finite. The state is consumed.
+
+    It waits: one graph over a long prompt would hold all of its activations at once.
+    """
+    speech, finite = _speak(model, _pad(model), speech, noise.prompt_step(speech.steps))
+    mx.eval(speech.codes, finite)
+    return speech, finite
+
+
+def listen(model: VoiceChatModel, prompt_ids: list[int], speech: SpeechState) -> tuple[Frame | None, DuplexState]:
+    """Begin a timeline by one scan of the trunk over the prompt; ``speech`` has taken what steps it is to take.
+
+    The frame has no codes: they are the speech decoder's. Without a prompt there is none.
+    """
+    pad, llm = _pad(model), model.networks.stt_model.llm.new_state(1)
+    state = DuplexState(llm, speech, pad, pad, 0, len(prompt_ids))
     if not prompt_ids:
         return None, state
     audio = model.networks.stt_model.embed_tokens(mx.array([prompt_ids], dtype=mx.int32))
     pads = mx.repeat(pad, len(prompt_ids), axis=1)
     frame = _think(model, audio, pads, pads, state)
-    codes = []
-    for _ in prompt_ids:
-        spoken, finite = _speak(model, pad, state, noise, codes_at_zero)
-        mx.eval(spoken)  # one graph over a long prompt would hold all of its activations at once
-        codes.append(spoken)
-        frame.finite = frame.finite & finite
-        if after_each is not None:
-            after_each(state.position)
-    frame.text, frame.function = pads, pads
-    frame.codes = mx.concatenate(codes, axis=1)
+    frame.text, frame.function, state.position = pads, pads, len(prompt_ids)
     return frame, state
 
 
 def step(
-    model: VoiceChatModel, audio: mx.array, state: DuplexState, noise: Noise, codes_at_zero: mx.array | None = None
+    model: VoiceChatModel,
+    audio: mx.array,
+    state: DuplexState,
+    noise: Noise,
+    codes_at_zero: mx.array | None = None,
+    mark: Mark | None = None,
 ) -> tuple[Frame, DuplexState]:
     """One frame: ``audio`` ``[1, 1, H]`` is its projected encoder output. The state is consumed."""
     frame = _think(model, audio, state.text, state.function, state)
-    frame.codes, finite = _speak(model, frame.text, state, noise, codes_at_zero)
     # Over a prompt nothing is chosen, and its logits are never computed; here they are.
-    frame.finite = frame.finite & finite & _finite(frame.text_logits) & _finite(frame.function_logits)
+    frame.finite = frame.finite & _finite(frame.text_logits) & _finite(frame.function_logits)
+    if mark is not None:
+        mark("language", frame.text, frame.function, frame.finite, *(x for _, x in states.arrays(state.llm)))
+    position, state.position = state.position, state.position + 1
+    if position == 0:
+        frame.codes = _at_zero(model, codes_at_zero)
+    else:
+        draws = noise.frame(position - state.prompt_length, state.speech.steps)
+        state.speech, spoken_finite = _speak(model, frame.text, state.speech, draws)
+        frame.codes, frame.finite = state.speech.codes, frame.finite & spoken_finite
+    if mark is not None:
+        mark("tts", frame.codes, frame.finite, *(x for _, x in states.arrays(state.speech)))
     state.text, state.function = frame.text, frame.function
     return frame, state
 
@@ -111,7 +172,7 @@ def _think(model: VoiceChatModel, audio: mx.array, text: mx.array, function: mx.
     return Frame(
         text=mx.argmax(text_logits, axis=-1).astype(mx.int32),
         function=mx.argmax(function_logits, axis=-1).astype(mx.int32),
-        codes=state.codes,  # until it has spoken
+        codes=mx.zeros((1, 0, model.config.tts_config.num_quantizers), mx.int32),  # until it has spoken
         inputs=inputs,
         hidden=hidden,
         text_logits=text_logits,
@@ -120,33 +181,27 @@ def _think(model: VoiceChatModel, audio: mx.array, text: mx.array, function: mx.
     )
 
 
-def _speak(
-    model: VoiceChatModel, text: mx.array, state: DuplexState, noise: Noise, codes_at_zero: mx.array | None
-) -> tuple[mx.array, mx.array]:
-    """The speech decoder on one text id: codes ``[1, 1, Q]``, and whether all was finite. Advances the position."""
-    position, state.position = state.position, state.position + 1
-    if position == 0:
-        return model.silence_codes if codes_at_zero is None else codes_at_zero, mx.array(True)
-    previous = _previous_codes(model, text, state)
-    draws = _draws(noise, position, state.prompt_length)
-    condition = model.subword_table[text]
+def _speak(model: VoiceChatModel, text: mx.array, speech: SpeechState, draws: Draws) -> tuple[SpeechState, mx.array]:
+    """The speech decoder's next step, on one text id, and whether all was finite."""
+    previous = _previous_codes(model, text, speech)
     tts = model.networks.tts_model.tts_model
-    state.codes, hidden, state.ear_tts = tts.step(condition, previous, draws, state.ear_tts)
-    return state.codes, _finite(hidden)
+    codes, hidden, ear_tts = tts.step(model.subword_table[text], previous, draws, speech.ear_tts)
+    return SpeechState(ear_tts, codes, speech.steps + 1), _finite(hidden)
+
+
+def _previous_codes(model: VoiceChatModel, text: mx.array, speech: SpeechState) -> mx.array:
+    """What the speech decoder hears of itself: its last frame, but silence when a turn ends, for that step only."""
+    ended = (text == model.config.eos_token_id)[..., None]
+    return mx.where(ended, model.silence_codes, speech.codes)
+
+
+def _at_zero(model: VoiceChatModel, codes: mx.array | None) -> mx.array:
+    return model.silence_codes if codes is None else codes
+
+
+def _pad(model: VoiceChatModel) -> mx.array:
+    return mx.full((1, 1), model.config.pad_token_id, dtype=mx.int32)
 
 
 def _finite(x: mx.array) -> mx.array:
     return mx.isfinite(x).all()
-
-
-def _previous_codes(model: VoiceChatModel, text: mx.array, state: DuplexState) -> mx.array:
-    """What the speech decoder hears of itself: its last frame, but silence when a turn ends, for that step only."""
-    ended = (text == model.config.eos_token_id)[..., None]
-    return mx.where(ended, model.silence_codes, state.codes)
-
-
-def _draws(noise: Noise, position: int, prompt_length: int) -> tuple[mx.array, mx.array]:
-    """The draws of one position: a prompt's are constants of the model, a frame's follow the seed and its index."""
-    if position < prompt_length:
-        return noise.prompt_step(position - 1)
-    return noise.frame(position - prompt_length, position - 1)

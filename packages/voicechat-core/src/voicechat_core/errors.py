@@ -5,7 +5,8 @@
     │   └── ConfigError     config.json (also a ValueError)
     ├── AudioError          the audio's fault: not a WAV, truncated, not finite, a rate that cannot be
     ├── InputError          the caller's fault: an argument out of range (also a ValueError)
-    │   └── ContextLimitError   more positions than the model has
+    │   ├── ContextLimitError   more positions than the model has, or more frames than a session may have
+    │   └── SessionClosedError  something is asked of a session that has ended
     ├── GoldensError        a goldens folder that cannot be verified: a file or a tensor is missing
     ├── HubError            the hub's or the network's fault: no such repository, gated, no network, an incomplete cache
     └── ModelError          ours or the weights': the model computed something that is not a number
@@ -22,6 +23,7 @@ __all__ = [
     "HubError",
     "InputError",
     "ModelError",
+    "SessionClosedError",
     "VoiceChatError",
 ]
 
@@ -47,7 +49,11 @@ class InputError(VoiceChatError, ValueError):
 
 
 class ContextLimitError(InputError):
-    """Prompt and frames together exceed ``max_position_embeddings``."""
+    """Prompt and frames together exceed ``max_position_embeddings``, or a session the frames it was given."""
+
+
+class SessionClosedError(InputError):
+    """A session that has ended is asked for more."""
 
 
 class GoldensError(VoiceChatError):

@@ -3,10 +3,13 @@
 The tree's attribute names are the checkpoint's: ``stt_model`` listens and thinks, ``tts_model`` speaks.
 """
 
+import hashlib
 from dataclasses import dataclass
+from functools import cached_property
 
 import mlx.core as mx
 import mlx.nn as nn
+import numpy as np
 
 from voicechat_core.config import VoiceChatConfig
 from voicechat_core.nn.char_table import CharTable
@@ -18,6 +21,7 @@ from voicechat_core.nn.perception import Perception
 from voicechat_core.nn.rnnt import RnntDecoder, RnntJoint
 from voicechat_core.nn.state import evaluate
 from voicechat_core.tokenizer import RnntVocabulary, Tokenizer
+from voicechat_core.weights import named_parameters
 
 __all__ = ["Networks", "SttModel", "TtsModel", "VoiceChatModel", "char_table"]
 
@@ -102,6 +106,19 @@ class VoiceChatModel:
     def silence_codes(self) -> mx.array:
         """The codec's silence, ``[1, 1, Q]`` int32."""
         return self.networks.tts_model.codec_silence_tokens.astype(mx.int32)[None, None]
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Tells builds and precisions apart: of the config, every parameter's name, shape and format, and every vector.
+
+        Vectors (norms, biases) are 0.1 % of the numbers and differ between any two trained models.
+        """
+        digest = hashlib.sha256(repr(self.config).encode())
+        for name, parameter in named_parameters(self.networks):
+            digest.update(f"{name} {parameter.shape} {parameter.dtype}".encode())
+            if parameter.ndim == 1:
+                digest.update(np.array(parameter.astype(mx.float32)).tobytes())
+        return digest.hexdigest()[:16]
 
     def prompt_ids(self, system_prompt: str | None) -> list[int]:
         """Ids of the system prompt's positions: none for a blank prompt, the checkpoint's own prompt for None.

@@ -5,27 +5,26 @@
 code id 0 at time 0. That is what goldens are compared with.
 """
 
-import operator
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from numbers import Integral, Real
 
 import mlx.core as mx
 import numpy as np
 
 from voicechat_core import duplex
-from voicechat_core.duplex import Frame
-from voicechat_core.errors import ContextLimitError, InputError, ModelError
+from voicechat_core.arguments import check_arguments, check_positions, whole
+from voicechat_core.duplex import DuplexState, Frame
+from voicechat_core.errors import ModelError
 from voicechat_core.model import VoiceChatModel
 from voicechat_core.nn import state as states
 from voicechat_core.nn.perception import PerceptionOutput
 from voicechat_core.nn.rnnt import greedy_decode
 from voicechat_core.nn.subsampling import encoded_length
 from voicechat_core.noise import KeyedNoise, Noise, check_seed
+from voicechat_core.prompt import PromptStates
 from voicechat_core.tokenizer import SpecialIds
 
-__all__ = ["GenerationResult", "Progress", "Timeline", "check_arguments", "generate", "run_timeline", "speech"]
+__all__ = ["GenerationResult", "Progress", "Timeline", "generate", "heard_samples", "run_timeline", "speech"]
 
 Progress = Callable[[int, int], None]  # positions done, positions in all: prompt tokens and frames
 
@@ -37,7 +36,8 @@ class GenerationResult:
     ``transcript`` is what the user said, or None where the checkpoint has no transcript branch. ``text`` and
     ``function_text`` are the assistant's two channels, ``text_tokens`` and ``function_tokens`` their ids, one a
     frame, PAD included. ``audio_codes`` is int32 ``[frames, Q]``; ``audio`` float32 mono in [-1, 1] at
-    ``sample_rate`` hertz, 1764 samples a frame; ``seconds`` its length.
+    ``sample_rate`` hertz, 1764 samples a frame; ``seconds`` its length. ``tts_prompt_steps`` and
+    ``tts_context_frames`` are what the speech decoder was run with.
     """
 
     transcript: str | None
@@ -50,12 +50,14 @@ class GenerationResult:
     frames: int
     sample_rate: int
     seed: int
+    tts_prompt_steps: bool
+    tts_context_frames: int | None
     seconds: float
 
 
 @dataclass(frozen=True)
 class Timeline:
-    """Every position of a run: the prompt's in one frame, then the audio's, a frame each."""
+    """Every position of a run: the prompt's in one frame, if it was run, then the audio's, a frame each."""
 
     prompt: Frame | None
     frames: list[Frame]
@@ -78,11 +80,13 @@ def run_timeline(
     *,
     nvidia_edges: bool = False,
     keep_logits: bool = False,
+    opening: DuplexState | None = None,
     progress: Progress | None = None,
 ) -> Timeline:
     """Perception over 16 kHz float32 ``samples`` ``[S]``, then one duplex step a frame.
 
-    Logits, hidden states and fused inputs are kept only on demand: at full size they are 1 MB a frame.
+    ``opening`` is the timeline after the prompt, to be consumed; without one the prompt is run here, with its draws
+    from ``noise``. Logits, hidden states and fused inputs are kept only on demand: at full size they are 1 MB a frame.
     """
     heard = model.networks.stt_model.perception(mx.array(samples)[None], nvidia_edges=nvidia_edges)
     count = heard.encoded.shape[1]
@@ -91,7 +95,9 @@ def run_timeline(
         heard = _without_padding(model, heard, len(samples))
     codes_at_zero = _nvidia_codes_at_zero(model) if nvidia_edges else None
     done = (lambda position: progress(position, len(prompt_ids) + count)) if progress is not None else None
-    prompt, state = duplex.start(model, model.warm_up(), prompt_ids, noise, codes_at_zero, done)
+    prompt, state = None, opening
+    if state is None:
+        prompt, state = duplex.start(model, model.warm_up(), prompt_ids, noise, codes_at_zero, done)
     if prompt is not None and not prompt.finite.item():
         raise ModelError("the system prompt: the model computed a value that is not finite")
     frames = []
@@ -125,20 +131,6 @@ def _ids_only(frame: Frame) -> Frame:
     return Frame(frame.text, frame.function, frame.codes, none, none, none, none, frame.finite)
 
 
-def check_positions(model: VoiceChatModel, prompt_length: int, frames: int) -> None:
-    """Refuse a timeline longer than the model's positions.
-
-    Raises:
-        ContextLimitError: with the positions needed and the limit.
-    """
-    limit = model.config.text_config.max_position_embeddings
-    if prompt_length + frames > limit:
-        raise ContextLimitError(
-            f"{prompt_length} prompt tokens and {frames} frames are {prompt_length + frames} positions; "
-            f"max_position_embeddings is {limit}"
-        )
-
-
 def speech(model: VoiceChatModel, codes: mx.array) -> np.ndarray:
     """Codes ``[1, T, Q]`` to float32 samples ``[T * 1764]``; control codes sound as silence."""
     codec = model.networks.tts_model.audio_codec
@@ -158,24 +150,30 @@ def transcribe(model: VoiceChatModel, encoded: mx.array) -> str | None:
 
 
 def generate(
-    model: VoiceChatModel,
+    prompts: PromptStates,
     samples: np.ndarray,
     *,
     system_prompt: str | None = None,
     seed: int = 0,
     extra_decoding_seconds: float = 0.0,
     max_frames: int | None = None,
+    tts_prompt_steps: bool = True,
+    tts_context_frames: int | None = None,
     progress: Progress | None = None,
 ) -> GenerationResult:
     """Answer a recording.
 
     Args:
-        model: the loaded checkpoint.
+        prompts: the loaded checkpoint's opening states.
         samples: float32 mono at 16 kHz, ``[S]``, finite.
         system_prompt: None for the checkpoint's own, blank for none.
         seed: of the speech decoder's draws; the same seed gives the same result on one machine.
         extra_decoding_seconds: silence to listen to after the recording, so that an answer can finish.
         max_frames: stop after this many frames; None for all.
+        tts_prompt_steps: whether the speech decoder takes its steps over the system prompt, as NVIDIA's offline run
+            does; its live pipeline does not.
+        tts_context_frames: let the speech decoder look back at the voice prompt and this many frames only; None for
+            all of them, which is exact.
         progress: called with the positions done and the positions in all: prompt tokens and frames.
 
     Raises:
@@ -183,49 +181,35 @@ def generate(
         ContextLimitError: when prompt and frames exceed the model's positions.
         ModelError: when the model computes something that is not a number.
     """
-    check_arguments(system_prompt, seed, extra_decoding_seconds, max_frames)
+    check_arguments(system_prompt, seed, extra_decoding_seconds, max_frames, tts_context_frames)
     # Python's own numbers from here on: NumPy's small integers wrap around.
-    seed, extra_decoding_seconds = check_seed(seed), float(extra_decoding_seconds)
-    max_frames = None if max_frames is None else operator.index(max_frames)
-    noise = KeyedNoise(seed, model.config.tts_config)
+    seed, max_frames, tts_context_frames = check_seed(seed), whole(max_frames), whole(tts_context_frames)
+    model = prompts.model
     prompt_ids = model.prompt_ids(system_prompt)
-    length = _heard_samples(model, len(samples), extra_decoding_seconds, max_frames)
-    check_positions(model, len(prompt_ids), -(-length // model.config.input_frame_samples))
+    length = heard_samples(model, len(samples), float(extra_decoding_seconds), max_frames)
+    count = -(-length // model.config.input_frame_samples)
+    check_positions(model, len(prompt_ids), count)
     heard = np.pad(samples[:length], (0, max(0, length - len(samples))))
-    timeline = run_timeline(model, heard, prompt_ids, noise, progress=progress)
-    return _result(model, timeline, seed)
+    opening = prompts.opening(
+        prompt_ids,
+        tts_prompt_steps=tts_prompt_steps,
+        tts_context_frames=tts_context_frames,
+        after_each=None if progress is None else lambda position: progress(position, len(prompt_ids) + count),
+    )
+    noise = KeyedNoise(seed, model.config.tts_config)
+    timeline = run_timeline(model, heard, prompt_ids, noise, opening=opening, progress=progress)
+    return _result(model, timeline, seed, tts_prompt_steps, tts_context_frames)
 
 
-def check_arguments(
-    system_prompt: str | None, seed: int, extra_decoding_seconds: float, max_frames: int | None
-) -> None:
-    """Refuse what ``generate`` would refuse, without a model: a caller may look before loading one.
-
-    Raises:
-        InputError: naming the argument and its value.
-    """
-    check_seed(seed)
-    if not isinstance(system_prompt, str | None):
-        raise InputError(f"system_prompt is {system_prompt!r}; text or None is needed")
-    if system_prompt is not None and (lone := re.search("[\ud800-\udfff]", system_prompt)):
-        raise InputError(f"system_prompt holds the lone surrogate {lone[0]!r} at {lone.start()}")
-    number = isinstance(extra_decoding_seconds, Real)
-    # A century: more is no recording, and would overflow on the way to samples.
-    if not number or not 0 <= extra_decoding_seconds < 3.2e9:
-        raise InputError(
-            f"extra_decoding_seconds is {extra_decoding_seconds!r}; a finite number of at least 0 is needed"
-        )
-    if max_frames is not None and not (isinstance(max_frames, Integral) and max_frames >= 0):
-        raise InputError(f"max_frames is {max_frames!r}; a whole number of at least 0 is needed")
-
-
-def _heard_samples(model: VoiceChatModel, samples: int, extra_seconds: float, max_frames: int | None) -> int:
+def heard_samples(model: VoiceChatModel, samples: int, extra_seconds: float, max_frames: int | None) -> int:
     """How many samples a run hears: the recording's, silence after it, or what ``max_frames`` leaves of both."""
     length = samples + int(extra_seconds * model.config.input_sample_rate)
     return length if max_frames is None else min(length, max_frames * model.config.input_frame_samples)
 
 
-def _result(model: VoiceChatModel, timeline: Timeline, seed: int) -> GenerationResult:
+def _result(
+    model: VoiceChatModel, timeline: Timeline, seed: int, tts_prompt_steps: bool, tts_context_frames: int | None
+) -> GenerationResult:
     tokenizer, hidden = model.tokenizer, SpecialIds.of(model.tokenizer, model.config).hidden
     text = [int(i) for frame in timeline.frames for i in np.array(frame.text).flat]
     function = [int(i) for frame in timeline.frames for i in np.array(frame.function).flat]
@@ -243,5 +227,7 @@ def _result(model: VoiceChatModel, timeline: Timeline, seed: int) -> GenerationR
         frames=len(text),
         sample_rate=model.config.output_sample_rate,
         seed=seed,
+        tts_prompt_steps=tts_prompt_steps,
+        tts_context_frames=tts_context_frames,
         seconds=len(audio) / model.config.output_sample_rate,
     )

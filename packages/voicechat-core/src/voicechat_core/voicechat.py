@@ -1,4 +1,4 @@
-"""What a library user holds: a loaded checkpoint that answers recordings."""
+"""What a library user holds: a loaded checkpoint that answers recordings and holds conversations."""
 
 from os import PathLike
 from pathlib import Path
@@ -11,8 +11,14 @@ from voicechat_core.hub import locate
 from voicechat_core.model import VoiceChatModel
 from voicechat_core.offline import GenerationResult, Progress, generate
 from voicechat_core.precision import Precision, check_precision
+from voicechat_core.profile import Profiler
+from voicechat_core.prompt import PromptStates
+from voicechat_core.session import Session, open_session
+from voicechat_core.snapshot import Snapshot
 
 __all__ = ["VoiceChat", "load"]
+
+WARM_PROMPT_TOKENS = 256  # a page of instructions; the speech decoder takes them one by one, about as fast as frames
 
 
 class VoiceChat:
@@ -20,6 +26,7 @@ class VoiceChat:
 
     def __init__(self, model: VoiceChatModel) -> None:
         self.model = model
+        self.prompts = PromptStates(model)
 
     def generate(
         self,
@@ -29,6 +36,8 @@ class VoiceChat:
         seed: int = 0,
         extra_decoding_seconds: float = 0.0,
         max_frames: int | None = None,
+        tts_prompt_steps: bool = True,
+        tts_context_frames: int | None = None,
         progress: Progress | None = None,
     ) -> GenerationResult:
         """Answer a recording: a path, or mono samples at 16 kHz ``[S]`` (float in [-1, 1], or int16).
@@ -44,14 +53,71 @@ class VoiceChat:
         else:
             samples = check_samples(samples_or_path)
         return generate(
-            self.model,
+            self.prompts,
             samples,
             system_prompt=system_prompt,
             seed=seed,
             extra_decoding_seconds=extra_decoding_seconds,
             max_frames=max_frames,
+            tts_prompt_steps=tts_prompt_steps,
+            tts_context_frames=tts_context_frames,
             progress=progress,
         )
+
+    def session(
+        self,
+        *,
+        system_prompt: str | None = None,
+        seed: int = 0,
+        max_frames: int | None = None,
+        wait_for_full_frame: bool = False,
+        tts_prompt_steps: bool = True,
+        tts_context_frames: int | None = None,
+        profiler: Profiler | None = None,
+    ) -> Session:
+        """Open a live session: ``push`` samples, take events. Sessions of one model may run side by side.
+
+        Args:
+            system_prompt: None for the checkpoint's own, blank for none.
+            seed: of the speech decoder's draws. A frame's draws depend on the seed and the frame's index alone.
+            max_frames: frames that the session may have; None for as many as the model has positions.
+            wait_for_full_frame: run a frame when all of its 1,280 samples are there, not as soon as the last one is
+                that the model reads, 67 ms earlier. The events are the same.
+            tts_prompt_steps: whether the speech decoder takes its steps over the system prompt, as ``generate`` does.
+            tts_context_frames: let the speech decoder look back at the voice prompt and this many frames only, so that
+                a long conversation costs no more with time. None for all of them, which is exact.
+            profiler: told the time of every frame.
+
+        Raises:
+            InputError: for an argument out of range; ``ContextLimitError`` for a prompt that leaves no position.
+        """
+        return open_session(
+            self.prompts,
+            system_prompt=system_prompt,
+            seed=seed,
+            max_frames=max_frames,
+            wait_for_full_frame=wait_for_full_frame,
+            tts_prompt_steps=tts_prompt_steps,
+            tts_context_frames=tts_context_frames,
+            profiler=profiler,
+        )
+
+    def resume(self, snapshot: Snapshot | str | PathLike[str], *, profiler: Profiler | None = None) -> Session:
+        """A session that goes on where a snapshot was taken: the value itself, or the file it was saved in.
+
+        Raises:
+            InputError: for a file that cannot be read, or a snapshot of another model or precision.
+        """
+        taken = snapshot if isinstance(snapshot, Snapshot) else Snapshot.load(snapshot)
+        return Session.resumed(self.prompts, taken, profiler=profiler)
+
+    def warm_up(self, prompt_tokens: int = WARM_PROMPT_TOKENS) -> None:
+        """Compute ahead what sessions share, so that the first user does not wait for it.
+
+        These are the state after the checkpoint's own prompt, and the speech decoder's state for prompts of up to
+        ``prompt_tokens`` tokens. Without it, the first session that needs them computes them.
+        """
+        self.prompts.warm_up(prompt_tokens)
 
 
 def load(checkpoint: str | PathLike[str], *, precision: Precision = "auto") -> VoiceChat:

@@ -1,0 +1,103 @@
+"""One frame of a live session, from microphone samples to speech: perception, transcript, duplex step, codec.
+
+Weights and order only: chunks, text and events are the session's. The state is a value outside of the networks; a step
+consumes it.
+"""
+
+from dataclasses import dataclass
+
+import mlx.core as mx
+import numpy as np
+import numpy.typing as npt
+
+from voicechat_core import duplex
+from voicechat_core.duplex import DuplexState, Mark
+from voicechat_core.errors import ModelError
+from voicechat_core.model import VoiceChatModel
+from voicechat_core.nn import state as states
+from voicechat_core.nn.codec import CodecState
+from voicechat_core.nn.perception import PerceptionState
+from voicechat_core.nn.rnnt import RnntState, greedy_step
+from voicechat_core.noise import Noise
+
+__all__ = ["LiveFrame", "LiveState", "start", "step", "tail"]
+
+
+@dataclass
+class LiveState:
+    """What every network remembers between two frames."""
+
+    perception: PerceptionState
+    rnnt: RnntState
+    duplex: DuplexState
+    codec: CodecState
+
+
+@dataclass(frozen=True)
+class LiveFrame:
+    """What a frame gave, on the host: transcript labels, both ids, codes ``[Q]`` int32, samples ``[1764]`` float32."""
+
+    labels: list[int]
+    text: int
+    function: int
+    codes: npt.NDArray[np.int32]
+    samples: npt.NDArray[np.float32]
+
+
+def start(model: VoiceChatModel, opening: DuplexState) -> LiveState:
+    """Before the first frame; ``opening`` is the timeline after its prompt, and is consumed."""
+    stt = model.networks.stt_model
+    codec = model.networks.tts_model.audio_codec
+    return LiveState(stt.perception.new_state(), stt.rnnt_decoder.new_state(), opening, codec.new_state())
+
+
+def step(
+    model: VoiceChatModel, samples: npt.NDArray[np.float32], state: LiveState, noise: Noise, mark: Mark | None = None
+) -> tuple[LiveFrame, LiveState]:
+    """The next frame, of the samples that perception reads for it: 200 for the first one, 1,280 for each later one.
+
+    Raises:
+        ModelError: when a value behind the ids, the codes or the samples is not a number.
+    """
+    mark = mark or _no_mark
+    stt = model.networks.stt_model
+    heard, perception = stt.perception.step(mx.array(samples)[None], state.perception)
+    mark("perception", heard.encoded, heard.projected)
+    labels, rnnt = _transcribe(model, heard.encoded, state.rnnt)
+    mark("rnnt")
+    frame, timeline = duplex.step(model, heard.projected, state.duplex, noise, mark=mark)
+    sound, codec = _sound(model, frame.codes, state.codec)
+    state = LiveState(perception, rnnt, timeline, codec)
+    finite = frame.finite & mx.isfinite(sound).all()
+    mx.eval(finite, frame.text, frame.function, frame.codes, sound, [x for _, x in states.arrays(state)])
+    mark("codec")
+    if not finite.item():
+        raise ModelError("the model computed a value that is not finite")
+    text, function = (int(np.array(channel)[0, 0]) for channel in (frame.text, frame.function))
+    codes, spoken = np.array(frame.codes[0, 0], dtype=np.int32), np.array(sound[0], dtype=np.float32)
+    return LiveFrame(labels, text, function, codes, spoken), state
+
+
+def tail(model: VoiceChatModel, state: LiveState) -> npt.NDArray[np.float32]:
+    """The samples ``[8]`` by which the codec is late: the end of a stream that ends here."""
+    return np.array(model.networks.tts_model.audio_codec.tail(state.codec)[0], dtype=np.float32)
+
+
+def _transcribe(model: VoiceChatModel, encoded: mx.array, state: RnntState) -> tuple[list[int], RnntState]:
+    """One frame's labels; none where the checkpoint has no transcript branch. Waits for each label."""
+    vocabulary, stt = model.rnnt_vocabulary, model.networks.stt_model
+    if not vocabulary.enabled:
+        return [], state
+    symbols = model.config.audio_config.max_symbols
+    return greedy_step(stt.rnnt_decoder, stt.rnnt_joint, encoded, state, symbols, vocabulary.special)
+
+
+def _sound(model: VoiceChatModel, codes: mx.array, state: CodecState) -> tuple[mx.array, CodecState]:
+    """One frame of codes ``[1, 1, Q]`` as samples ``[1, 1764]``; control codes sound as silence."""
+    tts = model.networks.tts_model
+    audible = tts.audio_codec.replace_control_codes(codes, tts.codec_silence_tokens)
+    return tts.audio_codec.step(audible, state)
+
+
+def _no_mark(stage: str, *values: mx.array) -> None:
+    """A frame that is not measured waits for nothing on the way."""

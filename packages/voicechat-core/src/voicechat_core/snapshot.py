@@ -1,0 +1,127 @@
+"""A live session's whole state as one value, and as a safetensors file.
+
+The arrays are the networks' states by their path (``duplex.llm.layers.3.keys``) and the samples that no frame has
+taken (``pending``); everything else is one JSON object in the file's metadata. A snapshot fits the model it was taken
+from, to the build and the precision: the model's fingerprint is part of it.
+"""
+
+import json
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import Any, Self
+
+import mlx.core as mx
+import numpy as np
+import numpy.typing as npt
+
+from voicechat_core import live
+from voicechat_core.duplex import DuplexState, first_speech
+from voicechat_core.errors import InputError
+from voicechat_core.live import LiveState
+from voicechat_core.model import VoiceChatModel
+from voicechat_core.nn import state as states
+
+__all__ = ["Snapshot"]
+
+FORMAT = 1
+KEY = "voicechat_snapshot"
+PENDING = "pending"
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Copies: no session shares a buffer with it, so it can be resumed any number of times."""
+
+    arrays: Mapping[str, mx.array]
+    facts: Mapping[str, Any]
+
+    @classmethod
+    def of(
+        cls, model: VoiceChatModel, state: LiveState, pending: npt.NDArray[np.float32], facts: Mapping[str, Any]
+    ) -> Self:
+        """The state of a session of ``model``, with the samples it has not heard yet and its other facts."""
+        kept = states.copy(_essential(state))
+        arrays = {**dict(states.arrays(kept)), PENDING: mx.array(pending)}
+        mx.eval(arrays)
+        own = {"format": FORMAT, "fingerprint": model.fingerprint, "numbers": dict(states.numbers(kept))}
+        return cls(arrays, {**own, **facts})
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays."""
+        return sum(x.nbytes for x in self.arrays.values())
+
+    def facts_for(self, model: VoiceChatModel) -> Mapping[str, Any]:
+        """What the session is to know besides the arrays.
+
+        Raises:
+            InputError: if it was taken from another model, another build of it, or in another precision.
+        """
+        theirs, ours = self.facts["fingerprint"], model.fingerprint
+        if theirs != ours:
+            raise InputError(
+                f"the snapshot was taken from a model with fingerprint {theirs}, this one's is {ours}: "
+                "checkpoint and precision must be the same"
+            )
+        return self.facts
+
+    def state_for(self, model: VoiceChatModel) -> tuple[LiveState, npt.NDArray[np.float32]]:
+        """A copy of the networks' state, to be consumed, and the samples that no frame has taken.
+
+        Raises:
+            InputError: if the state is not one of this model's.
+        """
+        arrays = dict(self.arrays)
+        pending = np.array(arrays.pop(PENDING), dtype=np.float32)
+        state = states.filled(_blank(model), arrays, self.facts["numbers"])
+        return states.copy(state), pending
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write it as safetensors; the file appears whole or not at all.
+
+        Raises:
+            InputError: naming the file, when it cannot be written.
+        """
+        target = Path(path)
+        draft = target.with_name(f".{target.name}.{uuid.uuid4().hex}.safetensors")  # MLX adds the suffix otherwise
+        try:
+            mx.save_safetensors(str(draft), dict(self.arrays), metadata={KEY: json.dumps(dict(self.facts))})
+            draft.replace(target)
+        except (OSError, RuntimeError) as error:
+            raise InputError(f"{target}: the snapshot cannot be written: {error}") from error
+        finally:
+            draft.unlink(missing_ok=True)
+
+    @classmethod
+    def load(cls, path: str | PathLike[str]) -> Self:
+        """Read what ``save`` wrote.
+
+        Raises:
+            InputError: naming the file: it is not there, not whole, or not a snapshot.
+        """
+        try:
+            found: Any = mx.load(str(path), return_metadata=True, format="safetensors")
+            arrays, facts = found[0], json.loads(found[1][KEY])
+            mx.eval(arrays)  # the file may be gone, or another, when they are needed
+        except (OSError, RuntimeError, ValueError, KeyError) as error:
+            raise InputError(f"{path}: cannot be read as a snapshot: {error}") from error
+        if facts.get("format") != FORMAT:
+            raise InputError(f"{path}: a snapshot of format {facts.get('format')!r}; this version reads {FORMAT}")
+        return cls(arrays, facts)
+
+
+def _essential(state: LiveState) -> LiveState:
+    """Without what follows from the rest: the transcript branch's last prediction."""
+    rnnt = type(state.rnnt)(state.rnnt.label, state.rnnt.h, state.rnnt.c)
+    return LiveState(state.perception, rnnt, state.duplex, state.codec)
+
+
+def _blank(model: VoiceChatModel) -> LiveState:
+    """A state of the same structure, for its paths and kinds."""
+    pad = mx.zeros((1, 1), mx.int32)
+    speech = first_speech(model, model.networks.tts_model.tts_model.new_state())
+    llm = model.networks.stt_model.llm.new_state(1)
+    return live.start(model, DuplexState(llm, speech, pad, pad, 0, 0))
