@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from voicechat_core.errors import ContextLimitError, InputError, VoiceChatError
-from voicechat_core.progress import discard
+from voicechat_core.terminal import discard, printable
 
 if TYPE_CHECKING:
     from voicechat_core.convert import Converted
@@ -117,7 +117,7 @@ def generate(
     from voicechat_core.hub import locate
     from voicechat_core.offline import check_arguments
     from voicechat_core.precision import check_precision
-    from voicechat_core.progress import progress
+    from voicechat_core.terminal import progress
     from voicechat_core.voicechat import load
 
     # What can be refused is refused before the work that it would cost.
@@ -164,15 +164,10 @@ def _as_json(result: "GenerationResult") -> str:
 
 def _as_text(result: "GenerationResult", output_audio: Path) -> str:
     heard = "(this checkpoint has no transcript branch)" if result.transcript is None else result.transcript
-    lines = [f"user:      {_printable(heard)}", f"assistant: {_printable(result.text)}"]
+    lines = [f"user:      {printable(heard, ' ')}", f"assistant: {printable(result.text, ' ')}"]
     if result.function_text:
-        lines.append(f"function:  {_printable(result.function_text)}")
+        lines.append(f"function:  {printable(result.function_text, ' ')}")
     return "\n".join([*lines, f"{output_audio}: {result.frames} frames, {result.seconds:.2f} s"])
-
-
-def _printable(text: str) -> str:
-    """Text that cannot move the cursor or ring the bell, whatever a model says."""
-    return "".join(c if c.isprintable() else "�" for c in text.replace("\n", " "))
 
 
 @app.command()
@@ -262,7 +257,7 @@ def _convert(source: str, target: Path, quantization: "Quantization | None", dty
     """What can be refused without the source has been: from here on it may be downloaded."""
     from voicechat_core.convert import convert as run
     from voicechat_core.hub import locate
-    from voicechat_core.progress import progress
+    from voicechat_core.terminal import progress
 
     directory = locate(source, notices=True)
     with progress("tensors") as report:

@@ -168,7 +168,7 @@ def _on_terminal() -> bool:
 
 
 def _say(text: str) -> None:
-    from voicechat_core.progress import discard
+    from voicechat_core.terminal import discard
 
     try:
         print(text, file=sys.stderr, flush=True)
