@@ -521,6 +521,22 @@ def test_a_config_that_cannot_be_read_is_the_only_problem(broken: Path, content:
     assert lines(inspection)[:3] == [str(broken), "problems:", f"  {problem}"]
 
 
+def test_sizes_that_make_no_model_are_a_problem(broken: Path) -> None:
+    config = json.loads((broken / "config.json").read_text())
+    sizes = {"mamba_num_heads": 1 << 24, "mamba_head_dim": 1 << 24, "n_groups": 1}
+    edit_config(broken, text_config=config["text_config"] | sizes)
+    (broken / "tokenizer.json").unlink()
+    inspection = inspect(broken)
+    tokenizer, sizes_problem = inspection.problems
+    assert "tokenizer.json" in tokenizer
+    assert sizes_problem.startswith("config.json: its sizes make no model that could be built: ")
+    assert inspection.weights is None
+    assert inspection_json(inspection)["weights"] is None
+    text = lines(inspection)
+    assert text[1] == "nemotron_voicechat, speaker Aria, 5 language layers"
+    assert f"  {sizes_problem}" in text
+
+
 def test_bits_that_do_not_exist_are_the_configs_fault(broken: Path) -> None:
     edit_config(broken, quantization={"group_size": 64, "bits": 7})
     (problem,) = inspect(broken).problems
