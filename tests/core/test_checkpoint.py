@@ -1,5 +1,6 @@
 """Loading: what fits loads to the bit, what does not is named, once, with both values."""
 
+import io
 import json
 import os
 import re
@@ -397,6 +398,33 @@ def test_equal_codebooks_are_held_once(tiny_path: Path, broken: Path) -> None:
     table, codebook = level(broken)
     assert np.array_equal(table + 1, codebook)
     assert not np.shares_memory(table, codebook)
+
+
+def pending(arrays: dict[str, mx.array]) -> list[str]:
+    """Names of the arrays that are still to be computed: their graph has operations."""
+    found = []
+    for name, value in arrays.items():
+        text = io.StringIO()
+        mx.export_to_dot(text, [value])
+        if "label" in text.getvalue():
+            found.append(name)
+    return found
+
+
+@pytest.mark.parametrize("build", ["tiny_path", "packed", "half"])
+def test_nothing_is_left_to_compute(build: str, request: pytest.FixtureRequest) -> None:
+    """What is pending belongs to the thread that loaded: another one could not compute it."""
+    model = load(request.getfixturevalue(build)).model
+    arrays = dict(named_parameters(model.networks)) | {"subword_table": model.subword_table}
+    assert len(arrays) >= 349
+    assert pending({"sum": mx.zeros((2,)) + 1} | arrays) == ["sum"]
+
+
+@pytest.fixture
+def half(tiny_path: Path, tmp_path: Path) -> Path:
+    """A bfloat16 build."""
+    convert(tiny_path, tmp_path / "half", dtype="bfloat16")
+    return tmp_path / "half"
 
 
 def test_not_a_directory(tmp_path: Path, broken: Path) -> None:
