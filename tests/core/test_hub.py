@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from tests.core.fake_hub import FIRST, SECOND, FakeHub, Repository, running
-from voicechat_core import HubError, catalogue, hub
+from voicechat_core import HubError, InputError, catalogue, hub, load
 from voicechat_core.hub_cache import quiet
 from voicechat_core.hub_errors import explained
 
@@ -101,7 +101,7 @@ def fetched(requests: list[str], name: str = NAME, commit: str = FIRST) -> list[
 
 @pytest.mark.parametrize(
     "text",
-    ["", "name", "./owner/name", "../name", "/owner/name", "owner/name/", "a/b/c", "owner/name.git", "owner/na--me",
+    ["name", "./owner/name", "../name", "/owner/name", "owner/name/", "a/b/c", "owner/name.git", "owner/na--me",
      "owner/na..me", "owner/.name", "owner/name-", "-owner/name", "owner/na me", "öwner/name", "owner/" + "n" * 97,
      "owner\\name", "owner/name\n", "owner/na\0me", "https://huggingface.co/owner/name"],
 )  # fmt: skip
@@ -109,6 +109,14 @@ def test_what_is_no_name_of_the_hub_is_a_path(text: str, monkeypatch: pytest.Mon
     monkeypatch.setattr(hub, "_ask", lambda name: pytest.fail(f"asked for {name}"))
     assert hub.locate(text) == Path(text)
     assert hub.locate(Path("owner/name")) == Path("owner/name")
+
+
+@pytest.mark.parametrize("wrong", ["", None, 3, b"owner/name"])
+def test_what_is_no_name_at_all(wrong: Any) -> None:
+    said = f"checkpoint is {wrong!r}; a directory or a name on the hub (owner/name) is needed"
+    for function in (hub.locate, load):
+        with pytest.raises(InputError, match=f"^{re.escape(said)}$"):
+            function(wrong)
 
 
 def test_names_are_those_that_the_library_allows() -> None:

@@ -1,18 +1,24 @@
-"""A directory that appears whole or not at all."""
+"""Paths as people write them, and a directory that appears whole or not at all."""
 
 import errno
 import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from os import PathLike
 from pathlib import Path
 from uuid import uuid4
 
 from voicechat_core.errors import CheckpointError
 
-__all__ = ["written_whole"]
+__all__ = ["expanded", "written_whole"]
 
 TAKEN = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR)  # what a rename says where something has that name
+
+
+def expanded(path: str | PathLike[str]) -> Path:
+    """A path with its ``~`` resolved; as it is where there is no such user."""
+    return Path(os.path.expanduser(path))  # noqa: PTH111 - pathlib's raises there
 
 
 @contextmanager
