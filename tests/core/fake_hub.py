@@ -35,12 +35,12 @@ class Repository:
 
 
 class FakeHub:
-    """The server. ``release`` ends a stalled transfer."""
+    """The server. ``stalled`` is set when a transfer stalls, ``release`` ends it."""
 
     def __init__(self) -> None:
         self.repositories: dict[str, Repository] = {}
         self.requests: list[str] = []
-        self.release = threading.Event()
+        self.stalled, self.release = threading.Event(), threading.Event()
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (Handler,), {"hub": self}))
         self.server.daemon_threads = True
 
@@ -167,6 +167,7 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(content[: len(content) // 2])
         self.wfile.flush()
         if wait:
+            self.hub.stalled.set()
             self.hub.release.wait(20)
 
     def reply(self, status: int, headers: dict[str, str], body: bytes = b"") -> None:

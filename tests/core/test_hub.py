@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import termios
-import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -278,10 +277,7 @@ def test_an_interrupt_ends_the_download_at_once(fake: FakeHub, tmp_path: Path) -
     shard = "model-00001-of-00002.safetensors"
     fake.repositories[NAME] = Repository({FIRST: FILES}, stalls=shard)
     process = start(RUN, json.dumps([located()]), env=environment(fake.url, tmp_path))
-    deadline = time.monotonic() + 30
-    while f"GET /{NAME}/resolve/{FIRST}/{shard}" not in fake.requests and time.monotonic() < deadline:
-        time.sleep(0.02)
-    time.sleep(0.2)  # the first half is under way
+    assert fake.stalled.wait(30)
     process.send_signal(signal.SIGINT)
     try:
         _, said = process.communicate(timeout=8)
