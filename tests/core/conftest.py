@@ -1,9 +1,11 @@
-"""A tiny random checkpoint, shared by every test that only reads it."""
+"""A tiny random checkpoint: shared by every test that only reads it, and copies to spoil."""
 
+import shutil
 from pathlib import Path
 
 import pytest
 
+from tests.core.checkpoints import pack_mixed
 from voicechat_core.synthetic import synthesize
 from voicechat_core.voicechat import VoiceChat, load
 
@@ -20,3 +22,23 @@ def tiny_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def tiny(tiny_path: Path) -> VoiceChat:
     """It, loaded."""
     return load(tiny_path)
+
+
+@pytest.fixture
+def broken(tiny_path: Path, tmp_path: Path) -> Path:
+    """A copy that a test may spoil."""
+    return Path(shutil.copytree(tiny_path, tmp_path / "broken"))
+
+
+@pytest.fixture
+def mixed(broken: Path) -> Path:
+    """It with its language model in 4 bits, its embedding and heads in 8, and bfloat16 elsewhere."""
+    pack_mixed(broken)
+    return broken
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty place for the hub's cache, not made yet."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    return tmp_path / "hub"

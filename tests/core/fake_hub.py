@@ -15,6 +15,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 FIRST, SECOND = "1" * 40, "2" * 40  # commits
+# A checkpoint, as far as the hub and its cache know one.
+NAME = "mlx-community/NemotronLabs-VoiceChat-11B-4bit"
+CONFIG = json.dumps({"model_type": "nemotron_voicechat", "quantization": {"bits": 4, "group_size": 64}}).encode()
+SHARDS = {f"model-0000{n}-of-00002.safetensors": bytes([n]) * 60_000 for n in (1, 2)}
+INDEX = json.dumps({"weight_map": {f"w{n}": name for n, name in enumerate(SHARDS)}}).encode()
 
 
 @dataclass
