@@ -86,6 +86,30 @@ def test_a_listing_that_the_cache_remembers_counts(cache: Path) -> None:
         hub._from_cache("me/mine", True, RuntimeError())
 
 
+@pytest.mark.parametrize(
+    ("said", "precision"),
+    [
+        ({"quantization": {"bits": 4, "group_size": 64}}, "4-bit"),
+        ({"quantization_config": {"bits": 8, "group_size": 64}}, "8-bit"),
+        ({"quantization": {"bits": 6}, "quantization_config": {"bits": 8}, "dtype": "bfloat16"}, "6-bit"),
+        ({"quantization_config": {"quant_method": "other"}, "dtype": "bfloat16"}, "bf16"),
+        ({"quantization": {"bits": "4"}, "quantization_config": [8]}, None),
+        ({"dtype": "bfloat16"}, "bf16"),
+        ({"dtype": "float16"}, "fp16"),
+        ({"torch_dtype": "float32"}, "fp32"),
+        ({"dtype": "float16", "torch_dtype": "float32"}, "fp16"),
+        ({"dtype": "int8"}, None),
+        ({}, None),
+    ],
+)
+def test_the_precision_that_a_config_says(cache: Path, said: dict[str, object], precision: str | None) -> None:
+    put(cache, "me/mine", {"config.json": json.dumps({"model_type": "nemotron_voicechat"} | said).encode()})
+    rows = catalogue.listing()["families"][0]["checkpoints"]
+    assert {row["name"]: row["precision"] for row in rows}["me/mine"] == precision
+    (line,) = [line for line in catalogue.listing_text(catalogue.listing()).splitlines() if "me/mine" in line]
+    assert line.split()[1] == (precision or "unknown")
+
+
 def test_listing_and_its_table(cache: Path) -> None:
     four = put(cache, NAME, {"config.json": CONFIG})
     mine = put(cache, "me/" + "long-" * 17 + "name", {"config.json": CONFIG[:-1] + b', "x": 1}'})

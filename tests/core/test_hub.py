@@ -180,6 +180,18 @@ def test_downloaded_once(fake: FakeHub, tmp_path: Path) -> None:
     assert fetched(fake.asked()) == sorted(NOTICES)
 
 
+def test_a_build_of_a_hub_name_has_its_licence_and_notices(fake: FakeHub, tiny_path: Path, tmp_path: Path) -> None:
+    held = {path.name: path.read_bytes() for path in tiny_path.iterdir()}
+    fake.repositories[NAME] = Repository({FIRST: held | NOTICES | NEVER})
+    words = ["convert", NAME, str(tmp_path / "half"), "--dtype", "bfloat16"]
+    process = start("from voicechat_core.cli import main; main()", *words, env=environment(fake.url, tmp_path))
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 0, said
+    found = {str(path.relative_to(tmp_path / "half")) for path in (tmp_path / "half").rglob("*") if path.is_file()}
+    assert found == {*held, *NOTICES}
+    assert (tmp_path / "half" / "LICENSE").read_bytes() == b"l"
+
+
 def test_a_branch_that_moves_between_the_steps(fake: FakeHub, tmp_path: Path) -> None:
     """One commit for all; the next call takes the new one, and of it only the files that changed."""
     commits = {FIRST: FILES, SECOND: FILES | {"tokenizer.json": b"{ }"}}
@@ -375,6 +387,17 @@ def test_a_hub_that_does_not_answer(fake: FakeHub, tmp_path: Path) -> None:
     fake.repositories["o/silent"] = Repository({}, silent=True)
     ((step,), _) = call(environment(fake.url, tmp_path, SECONDS="0.3"), located("o/silent"))
     assert step["error"].startswith("o/silent: the hub cannot be reached (ReadTimeout: ")
+
+
+def test_the_hub_is_given_ten_seconds_to_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library's own default is for ever."""
+    asked: list[tuple[str, dict[str, Any]]] = []
+    monkeypatch.setattr("huggingface_hub.HfApi.model_info", lambda self, name, **how: asked.append((name, how)))
+    hub._ask("o/n")
+    assert hub.REQUEST_SECONDS == 10
+    monkeypatch.setattr(hub, "REQUEST_SECONDS", 0.3)
+    hub._ask("o/n")
+    assert asked == [("o/n", {"files_metadata": True, "timeout": seconds}) for seconds in (10, 0.3)]
 
 
 @pytest.mark.parametrize(("level", "inside"), [(logging.WARNING, logging.ERROR), (logging.INFO, logging.INFO)])

@@ -128,6 +128,20 @@ def test_a_single_module_and_scales_of_two_kinds(broken: Path) -> None:
     )
 
 
+def test_the_bias_of_a_packed_matrix_is_a_weight(broken: Path, tiny_path: Path) -> None:
+    """Its own, not the packing's."""
+    path = "tts_model.tts_model.gated_fusion_audio_text.text_proj"
+    parts = quantized(path, read_tensors(broken)[f"{path}.weight"], 4)
+    bias = read_tensors(broken)[f"{path}.bias"].astype(mx.float16)
+    rewrite(broken, lambda tensors: tensors.update(parts | {f"{path}.bias": bias}))
+    edit_config(broken, quantization={path: {"group_size": 32, "bits": 4}})
+    inspection, dense = inspect(broken), row(inspect(tiny_path), "ear_tts")
+    assert inspection.problems == []
+    found = row(inspection, "ear_tts")
+    assert found.stored == ("f32", "i64", "f16", "4-bit")
+    assert (found.tensors, found.parameters, found.quantized) == (dense.tensors + 2, dense.parameters, 1)
+
+
 def test_what_the_model_is(tiny_path: Path, broken: Path) -> None:
     edit_config(broken, source_revision="c5d3b70")
     text = lines(inspect(broken))
