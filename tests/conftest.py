@@ -1,4 +1,4 @@
-"""Golden folders for every test: ``golden`` is each committed one in turn."""
+"""For every test: each committed golden folder in turn (``golden``), and a tiny random checkpoint (``tiny``)."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -8,6 +8,8 @@ import mlx.nn as nn
 import pytest
 
 from voicechat_core.config import VoiceChatConfig
+from voicechat_core.synthetic import synthesize
+from voicechat_core.voicechat import VoiceChat, load
 from voicechat_core.weights import assign
 
 FIXTURES = Path(__file__).parents[1] / "golden" / "fixtures"
@@ -40,3 +42,17 @@ class Golden:
 def golden(request: pytest.FixtureRequest) -> Golden:
     """Each committed golden folder."""
     return Golden(request.param)
+
+
+@pytest.fixture(scope="session")
+def tiny_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Directory of a synthetic checkpoint; not to be changed."""
+    path = tmp_path_factory.mktemp("checkpoints") / "tiny"
+    synthesize(path, seed=0)
+    return path
+
+
+@pytest.fixture(scope="session")
+def tiny(tiny_path: Path) -> VoiceChat:
+    """It, loaded."""
+    return load(tiny_path)

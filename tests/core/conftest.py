@@ -1,22 +1,28 @@
-"""A tiny random checkpoint, shared by every test that only reads it."""
+"""Copies of the tiny checkpoint to spoil, and an empty cache."""
 
+import shutil
 from pathlib import Path
 
 import pytest
 
-from voicechat_core.synthetic import synthesize
-from voicechat_core.voicechat import VoiceChat, load
+from tests.core.checkpoints import pack_mixed
 
 
-@pytest.fixture(scope="session")
-def tiny_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Directory of a synthetic checkpoint; not to be changed."""
-    path = tmp_path_factory.mktemp("checkpoints") / "tiny"
-    synthesize(path, seed=0)
-    return path
+@pytest.fixture
+def broken(tiny_path: Path, tmp_path: Path) -> Path:
+    """A copy that a test may spoil."""
+    return Path(shutil.copytree(tiny_path, tmp_path / "broken"))
 
 
-@pytest.fixture(scope="session")
-def tiny(tiny_path: Path) -> VoiceChat:
-    """It, loaded."""
-    return load(tiny_path)
+@pytest.fixture
+def mixed(broken: Path) -> Path:
+    """It with its language model in 4 bits, its embedding and heads in 8, and bfloat16 elsewhere."""
+    pack_mixed(broken)
+    return broken
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty place for the hub's cache, not made yet."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    return tmp_path / "hub"

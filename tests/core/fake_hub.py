@@ -15,6 +15,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 FIRST, SECOND = "1" * 40, "2" * 40  # commits
+# A checkpoint, as far as the hub and its cache know one.
+NAME = "mlx-community/NemotronLabs-VoiceChat-11B-4bit"
+CONFIG = json.dumps({"model_type": "nemotron_voicechat", "quantization": {"bits": 4, "group_size": 64}}).encode()
+SHARDS = {f"model-0000{n}-of-00002.safetensors": bytes([n]) * 60_000 for n in (1, 2)}
+INDEX = json.dumps({"weight_map": {f"w{n}": name for n, name in enumerate(SHARDS)}}).encode()
 
 
 @dataclass
@@ -35,12 +40,12 @@ class Repository:
 
 
 class FakeHub:
-    """The server. ``release`` ends a stalled transfer."""
+    """The server. ``stalled`` is set when a transfer stalls, ``release`` ends it."""
 
     def __init__(self) -> None:
         self.repositories: dict[str, Repository] = {}
         self.requests: list[str] = []
-        self.release = threading.Event()
+        self.stalled, self.release = threading.Event(), threading.Event()
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (Handler,), {"hub": self}))
         self.server.daemon_threads = True
 
@@ -167,6 +172,7 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(content[: len(content) // 2])
         self.wfile.flush()
         if wait:
+            self.hub.stalled.set()
             self.hub.release.wait(20)
 
     def reply(self, status: int, headers: dict[str, str], body: bytes = b"") -> None:

@@ -1,40 +1,25 @@
 """Loading: what fits loads to the bit, what does not is named, once, with both values."""
 
+import io
 import json
 import os
 import re
-import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import mlx.core as mx
 import numpy as np
 import pytest
 
+from tests.core.checkpoints import config_of, drop, edit_config, rewrite
 from voicechat_core import CheckpointError, load, weights
 from voicechat_core.checkpoint import checkpoint_tensors, load_networks
 from voicechat_core.config import VoiceChatConfig
 from voicechat_core.convert import convert
 from voicechat_core.quantization import Quantization
 from voicechat_core.synthetic import synthesize
-from voicechat_core.weights import is_finite, named_parameters, read_tensors, write_tensors
+from voicechat_core.weights import is_finite, named_parameters, read_tensors
 
 Q_PROJ = "stt_model.llm.layers.3.mixer.q_proj.weight"
-
-
-@pytest.fixture
-def broken(tiny_path: Path, tmp_path: Path) -> Path:
-    """A copy that a test may spoil."""
-    return Path(shutil.copytree(tiny_path, tmp_path / "broken"))
-
-
-def rewrite(path: Path, change: Callable[[dict[str, mx.array]], object]) -> None:
-    """Apply ``change`` to the tensors of a directory."""
-    tensors = {name: mx.array(np.array(value)) for name, value in read_tensors(path).items()}
-    change(tensors)
-    for file in path.glob("model*.safetensors"):
-        file.unlink()
-    write_tensors(path, tensors.items())
 
 
 def message(path: Path) -> str:
@@ -193,7 +178,7 @@ def test_wrong_kind_of_number(broken: Path) -> None:
 
 
 def test_missing_tensor(broken: Path) -> None:
-    rewrite(broken, lambda tensors: tensors.pop(Q_PROJ))
+    rewrite(broken, drop(Q_PROJ))
     assert message(broken) == f"{broken}: 1 missing tensors: {Q_PROJ}"
 
 
@@ -274,17 +259,16 @@ def test_flags_must_be_the_tokenizers(broken: Path) -> None:
 @pytest.mark.parametrize(("module", "last"), [("subword_flag_emb", 0), ("bos_eos_emb", 1)])
 def test_the_flags_last_ids_follow_the_vocabulary(broken: Path, module: str, last: int) -> None:
     name = f"tts_model.tts_model.embed_subword.{module}.pad_tensor"
-    size = json.loads((broken / "config.json").read_text())["text_config"]["vocab_size"]
+    size = config_of(broken)["text_config"]["vocab_size"]
     rewrite(broken, lambda tensors: tensors.update({name: mx.array(size + 7)}))
     text = message(broken)
     assert f"embed_subword.{module}.pad_tensor is {size + 7}; vocab_size makes it {size - last}" in text
 
 
 def test_vocabulary_sizes_that_disagree(broken: Path) -> None:
-    config = json.loads((broken / "config.json").read_text())
-    size = config["text_config"]["vocab_size"]
-    config["text_config"]["vocab_size"] = size + 1
-    (broken / "config.json").write_text(json.dumps(config))
+    text_config = config_of(broken)["text_config"]
+    size = text_config["vocab_size"]
+    edit_config(broken, text_config=text_config | {"vocab_size": size + 1})
     text = message(broken)
     assert "tokenizer.json" in text
     assert str(size) in text
@@ -315,24 +299,20 @@ def test_one_module_in_eight_bits(packed: Path, tiny_path: Path) -> None:
     parts = mx.quantize(weight, group_size=32, bits=8)
     names = (f"{PACKED}.{part}" for part in ("weight", "scales", "biases"))
     rewrite(packed, lambda tensors: tensors.update(zip(names, parts, strict=True)))
-    config = json.loads((packed / "config.json").read_text())
-    config["quantization"][PACKED] = {"bits": 8, "group_size": 32}
-    (packed / "config.json").write_text(json.dumps(config))
+    with_map(packed, {"bits": 8, "group_size": 32})
     module = load(packed).model.networks.stt_model.llm.layers[3].mixer.q_proj
     assert module.quantization == Quantization(8, 32)
     assert mx.array_equal(module.rows(mx.arange(128)), mx.dequantize(*parts, group_size=32, bits=8))
 
 
 def with_map(path: Path, entry: object) -> None:
-    config = json.loads((path / "config.json").read_text())
-    config["quantization"][PACKED] = entry
-    (path / "config.json").write_text(json.dumps(config))
+    edit_config(path, quantization=config_of(path)["quantization"] | {PACKED: entry})
 
 
 def test_each_inconsistency_of_a_packed_build_is_refused(packed: Path, tiny_path: Path) -> None:
     good = read_tensors(packed)
     dense = mx.array(np.array(read_tensors(tiny_path)[Q_PROJ]))
-    rewrite(packed, lambda tensors: tensors.pop(Q_PROJ))
+    rewrite(packed, drop(Q_PROJ))
     assert message(packed) == f"{packed}: {PACKED} has scales but no weight"
     rewrite(packed, lambda tensors: tensors.update({Q_PROJ: dense}))
     expected = "is there both dense (float32 weight) and quantized (scales): one of the two is needed"
@@ -373,11 +353,7 @@ def test_two_maps_that_differ_are_told(packed: Path, caplog: pytest.LogCaptureFi
 
 
 def test_a_conflict_of_many_modules_is_one_line(packed: Path) -> None:
-    def drop(tensors: dict[str, mx.array]) -> None:
-        for name in [name for name in tensors if name.endswith(".biases")]:
-            del tensors[name]
-
-    rewrite(packed, drop)
+    rewrite(packed, drop(*[name for name in read_tensors(packed) if name.endswith(".biases")]))
     assert message(packed).endswith("embed_tokens has scales but no biases; and 14 more, see voicechat inspect")
 
 
@@ -399,6 +375,33 @@ def test_equal_codebooks_are_held_once(tiny_path: Path, broken: Path) -> None:
     assert not np.shares_memory(table, codebook)
 
 
+def pending(arrays: dict[str, mx.array]) -> list[str]:
+    """Names of the arrays that are still to be computed: their graph has operations."""
+    found = []
+    for name, value in arrays.items():
+        text = io.StringIO()
+        mx.export_to_dot(text, [value])
+        if "label" in text.getvalue():
+            found.append(name)
+    return found
+
+
+@pytest.mark.parametrize("build", ["tiny_path", "packed", "half"])
+def test_nothing_is_left_to_compute(build: str, request: pytest.FixtureRequest) -> None:
+    """What is pending belongs to the thread that loaded: another one could not compute it."""
+    model = load(request.getfixturevalue(build)).model
+    arrays = dict(named_parameters(model.networks)) | {"subword_table": model.subword_table}
+    assert len(arrays) >= 349
+    assert pending({"sum": mx.zeros((2,)) + 1} | arrays) == ["sum"]
+
+
+@pytest.fixture
+def half(tiny_path: Path, tmp_path: Path) -> Path:
+    """A bfloat16 build."""
+    convert(tiny_path, tmp_path / "half", dtype="bfloat16")
+    return tmp_path / "half"
+
+
 def test_not_a_directory(tmp_path: Path, broken: Path) -> None:
     assert "no such directory" in message(tmp_path / "absent")
     assert "not a directory" in message(broken / "config.json")
@@ -413,15 +416,8 @@ def test_no_safetensors_at_all(broken: Path) -> None:
 
 
 def test_without_a_transcript_branch(broken: Path) -> None:
-    config = json.loads((broken / "config.json").read_text())
-    config["rnnt_vocabulary"] = []
-    (broken / "config.json").write_text(json.dumps(config))
-
-    def without_rnnt(tensors: dict[str, mx.array]) -> None:
-        for name in [n for n in tensors if "rnnt" in n]:
-            del tensors[name]
-
-    rewrite(broken, without_rnnt)
+    edit_config(broken, rnnt_vocabulary=[])
+    rewrite(broken, drop(*[name for name in read_tensors(broken) if "rnnt" in name]))
     assert load(broken).generate(np.zeros(1280, np.float32)).transcript is None
 
 
@@ -451,16 +447,12 @@ def test_the_largest_come_first(tiny_path: Path, monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("speaker", ["", "a.b", "Aria.", ".", "0", "Aria "])
 def test_a_speaker_that_cannot_be_a_tensors_name(broken: Path, speaker: str) -> None:
-    config = json.loads((broken / "config.json").read_text())
-    config["speaker"] = speaker
-    (broken / "config.json").write_text(json.dumps(config))
+    edit_config(broken, speaker=speaker)
     assert f"speaker is {speaker!r}; letters, digits, _ and - after a letter are needed" in message(broken)
 
 
 def test_another_speaker(broken: Path) -> None:
-    config = json.loads((broken / "config.json").read_text())
-    config["speaker"] = "Zoë-2"
-    (broken / "config.json").write_text(json.dumps(config))
+    edit_config(broken, speaker="Zoë-2")
     old, new = (f"tts_model.audio_prompt_latents.{name}" for name in ("Aria", "Zoë-2"))
     rewrite(broken, lambda tensors: tensors.update({new: tensors.pop(old)}))
     found = dict(named_parameters(load(broken).model.networks))[new]
@@ -539,9 +531,7 @@ def test_a_name_too_long_for_a_file(broken: Path) -> None:
     ],
 )
 def test_sizes_that_make_no_model(broken: Path, part: str, change: dict[str, object]) -> None:
-    config = json.loads((broken / "config.json").read_text())
-    config[part] |= change
-    (broken / "config.json").write_text(json.dumps(config))
+    edit_config(broken, **{part: config_of(broken)[part] | change})
     assert "config.json" in message(broken)
 
 

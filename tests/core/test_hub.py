@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import termios
-import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,15 +17,11 @@ from typing import Any
 
 import pytest
 
-from tests.core.fake_hub import FIRST, SECOND, FakeHub, Repository, running
-from voicechat_core import HubError, catalogue, hub
+from tests.core.fake_hub import CONFIG, FIRST, INDEX, NAME, SECOND, SHARDS, FakeHub, Repository, running
+from voicechat_core import InputError, hub, load
 from voicechat_core.hub_cache import quiet
 from voicechat_core.hub_errors import explained
 
-NAME = "mlx-community/NemotronLabs-VoiceChat-11B-4bit"
-CONFIG = json.dumps({"model_type": "nemotron_voicechat", "quantization": {"bits": 4, "group_size": 64}}).encode()
-SHARDS = {f"model-0000{n}-of-00002.safetensors": bytes([n]) * 60_000 for n in (1, 2)}
-INDEX = json.dumps({"weight_map": {f"w{n}": name for n, name in enumerate(SHARDS)}}).encode()
 SMALL = {
     "config.json": CONFIG, "model.safetensors.index.json": INDEX, "tokenizer.json": b"{}",
     "tokenizer_config.json": b"{} ", "special_tokens_map.json": b"{}  ", "rnnt_tokenizer/vocab.json": b"[]",
@@ -101,7 +96,7 @@ def fetched(requests: list[str], name: str = NAME, commit: str = FIRST) -> list[
 
 @pytest.mark.parametrize(
     "text",
-    ["", "name", "./owner/name", "../name", "/owner/name", "owner/name/", "a/b/c", "owner/name.git", "owner/na--me",
+    ["name", "./owner/name", "../name", "/owner/name", "owner/name/", "a/b/c", "owner/name.git", "owner/na--me",
      "owner/na..me", "owner/.name", "owner/name-", "-owner/name", "owner/na me", "öwner/name", "owner/" + "n" * 97,
      "owner\\name", "owner/name\n", "owner/na\0me", "https://huggingface.co/owner/name"],
 )  # fmt: skip
@@ -109,6 +104,14 @@ def test_what_is_no_name_of_the_hub_is_a_path(text: str, monkeypatch: pytest.Mon
     monkeypatch.setattr(hub, "_ask", lambda name: pytest.fail(f"asked for {name}"))
     assert hub.locate(text) == Path(text)
     assert hub.locate(Path("owner/name")) == Path("owner/name")
+
+
+@pytest.mark.parametrize("wrong", ["", None, 3, b"owner/name"])
+def test_what_is_no_name_at_all(wrong: Any) -> None:
+    said = f"checkpoint is {wrong!r}; a directory or a name on the hub (owner/name) is needed"
+    for function in (hub.locate, load):
+        with pytest.raises(InputError, match=f"^{re.escape(said)}$"):
+            function(wrong)
 
 
 def test_names_are_those_that_the_library_allows() -> None:
@@ -175,6 +178,18 @@ def test_downloaded_once(fake: FakeHub, tmp_path: Path) -> None:
 
     assert call(env, located(notices=True)) == ([{"value": str(folder)}], "")
     assert fetched(fake.asked()) == sorted(NOTICES)
+
+
+def test_a_build_of_a_hub_name_has_its_licence_and_notices(fake: FakeHub, tiny_path: Path, tmp_path: Path) -> None:
+    held = {path.name: path.read_bytes() for path in tiny_path.iterdir()}
+    fake.repositories[NAME] = Repository({FIRST: held | NOTICES | NEVER})
+    words = ["convert", NAME, str(tmp_path / "half"), "--dtype", "bfloat16"]
+    process = start("from voicechat_core.cli import main; main()", *words, env=environment(fake.url, tmp_path))
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 0, said
+    found = {str(path.relative_to(tmp_path / "half")) for path in (tmp_path / "half").rglob("*") if path.is_file()}
+    assert found == {*held, *NOTICES}
+    assert (tmp_path / "half" / "LICENSE").read_bytes() == b"l"
 
 
 def test_a_branch_that_moves_between_the_steps(fake: FakeHub, tmp_path: Path) -> None:
@@ -270,10 +285,7 @@ def test_an_interrupt_ends_the_download_at_once(fake: FakeHub, tmp_path: Path) -
     shard = "model-00001-of-00002.safetensors"
     fake.repositories[NAME] = Repository({FIRST: FILES}, stalls=shard)
     process = start(RUN, json.dumps([located()]), env=environment(fake.url, tmp_path))
-    deadline = time.monotonic() + 30
-    while f"GET /{NAME}/resolve/{FIRST}/{shard}" not in fake.requests and time.monotonic() < deadline:
-        time.sleep(0.02)
-    time.sleep(0.2)  # the first half is under way
+    assert fake.stalled.wait(30)
     process.send_signal(signal.SIGINT)
     try:
         _, said = process.communicate(timeout=8)
@@ -377,6 +389,17 @@ def test_a_hub_that_does_not_answer(fake: FakeHub, tmp_path: Path) -> None:
     assert step["error"].startswith("o/silent: the hub cannot be reached (ReadTimeout: ")
 
 
+def test_the_hub_is_given_ten_seconds_to_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library's own default is for ever."""
+    asked: list[tuple[str, dict[str, Any]]] = []
+    monkeypatch.setattr("huggingface_hub.HfApi.model_info", lambda self, name, **how: asked.append((name, how)))
+    hub._ask("o/n")
+    assert hub.REQUEST_SECONDS == 10
+    monkeypatch.setattr(hub, "REQUEST_SECONDS", 0.3)
+    hub._ask("o/n")
+    assert asked == [("o/n", {"files_metadata": True, "timeout": seconds}) for seconds in (10, 0.3)]
+
+
 @pytest.mark.parametrize(("level", "inside"), [(logging.WARNING, logging.ERROR), (logging.INFO, logging.INFO)])
 def test_warnings_are_not_shown_unless_asked_for(level: int, inside: int, monkeypatch: pytest.MonkeyPatch) -> None:
     logger = logging.getLogger("huggingface_hub")
@@ -402,119 +425,3 @@ def test_warnings_are_not_shown_unless_asked_for(level: int, inside: int, monkey
 )
 def test_failures_of_the_disk_and_others(error: Exception, said: str, cache: Path) -> None:
     assert explained("o/n", error) == f"o/n: {said.format(cache=cache)}"
-
-
-# ---- what there is
-
-
-@pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty place for the hub's cache, not made yet."""
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
-    return tmp_path / "hub"
-
-
-def put(cache: Path, name: str, files: dict[str, bytes], commit: str = FIRST) -> Path:
-    """Files as the cache holds them: blobs, and links to them."""
-    folder = cache / f"models--{name.replace('/', '--')}" / "snapshots" / commit
-    blobs = folder.parents[1] / "blobs"
-    blobs.mkdir(parents=True, exist_ok=True)
-    for file, content in files.items():
-        blob = blobs / f"{content[:8].hex()}{len(content)}"
-        blob.write_bytes(content)
-        (folder / file).parent.mkdir(parents=True, exist_ok=True)
-        (folder / file).symlink_to(blob)
-    return folder
-
-
-def test_an_empty_cache_is_not_an_error(cache: Path) -> None:
-    assert catalogue.cached() == ()
-    cache.mkdir()
-    assert catalogue.cached() == ()
-    assert [row["here"] for row in catalogue.listing()["families"][0]["checkpoints"]] == ["no"] * 3
-
-
-def test_cached(cache: Path) -> None:
-    whole = {"config.json": CONFIG, "tokenizer.json": b"{}", "model.safetensors.index.json": INDEX} | SHARDS
-    size = sum(map(len, whole.values()))
-    four = put(cache, NAME, whole)
-    put(cache, NAME, whole, SECOND)  # the same blobs: counted once
-    eight = put(cache, NAME.replace("4bit", "8bit"), {"tokenizer.json": b"{}"})
-    bf16 = NAME.replace("4bit", "bf16")
-    (cache / f"models--{bf16.replace('/', '--')}" / "blobs").mkdir(parents=True)
-    (cache / f"models--{bf16.replace('/', '--')}" / "blobs" / "x.incomplete").write_bytes(b"12345")
-    mine = put(cache, "me/mine", {key: whole[key] for key in whole if key != "model-00002-of-00002.safetensors"})
-    broken = put(cache, "me/broken-index", whole | {"model.safetensors.index.json": b"["})
-    no_tokenizer = put(cache, "me/no-tokenizer", {key: whole[key] for key in whole if key != "tokenizer.json"})
-    put(cache, "some/llama", whole | {"config.json": b'{"model_type": "llama"}'})
-    put(cache, "some/broken", whole | {"config.json": b"{"})
-    (cache / "models--a--file").write_text("not a directory")
-    (cache / "models--too--many--parts").mkdir()
-    (cache / "models--o--empty").mkdir()
-    refs = four.parents[1] / "refs"
-    refs.mkdir()
-    (refs / "main").write_text(FIRST)
-    os.utime(four, (1, 1))  # older, but main's
-    found = {entry.name: (entry.path, entry.bytes, entry.complete) for entry in catalogue.cached()}
-    assert found == {
-        NAME: (four, size, True),
-        NAME.replace("4bit", "8bit"): (eight, 2, False),
-        bf16: (None, 5, False),
-        "me/mine": (mine, size - 60_000, False),
-        "me/no-tokenizer": (no_tokenizer, size - 2, False),
-        "me/broken-index": (broken, size - len(INDEX) + 1, False),
-    }
-    (refs / "main").write_bytes(b"\xff")  # unreadable: the newest
-    assert {entry.path for entry in catalogue.cached() if entry.name == NAME} == {four.parent / SECOND}
-    (four.parent / SECOND / "model-00001-of-00002.safetensors").unlink()  # not whole: the one that is
-    assert {entry.path for entry in catalogue.cached() if entry.name == NAME} == {four}
-
-
-def test_a_listing_that_the_cache_remembers_counts(cache: Path) -> None:
-    """Another tool's snapshot: its list of files says that an optional one is missing."""
-    folder = put(cache, "me/mine", {"config.json": CONFIG, "tokenizer.json": b"{}", "model.safetensors": b"1"})
-    assert [entry.complete for entry in catalogue.cached()] == [True]
-    names = ("config.json", "tokenizer.json", "model.safetensors", "rnnt_tokenizer/vocab.json", "README.md")
-    files = {name: {"size": 1, "blob_id": "0"} for name in names}
-    trees = folder.parents[1] / "trees"
-    trees.mkdir()
-    (trees / f"{FIRST}.json").write_text(json.dumps({"format_version": 1, "files": files}))
-    assert [entry.complete for entry in catalogue.cached()] == [False]
-    with pytest.raises(
-        HubError, match=r"the cached copy has no rnnt_tokenizer/vocab\.json, and no local directory of that name$"
-    ):
-        hub._from_cache("me/mine", False, RuntimeError())
-    put(cache, "me/mine", {"rnnt_tokenizer/vocab.json": b"[]"})
-    assert hub._from_cache("me/mine", False, RuntimeError()) == folder
-    with pytest.raises(HubError, match=r"the cached copy has no README\.md, and no local"):
-        hub._from_cache("me/mine", True, RuntimeError())
-
-
-def test_listing_and_its_table(cache: Path) -> None:
-    four = put(cache, NAME, {"config.json": CONFIG})
-    mine = put(cache, "me/" + "long-" * 17 + "name", {"config.json": CONFIG[:-1] + b', "x": 1}'})
-    other = put(cache, "me/dense", {"config.json": b'{"model_type": "nemotron_voicechat", "dtype": "bfloat16"}'})
-    data = catalogue.listing()
-    assert json.loads(json.dumps(data)) == data
-    (family,) = data["families"]
-    rows = family.pop("checkpoints")
-    assert family == {"kind": "speech", "name": "NemotronLabs VoiceChat", "model_type": "nemotron_voicechat"}
-    assert [tuple(row.values()) for row in rows] == [
-        ("mlx-community/NemotronLabs-VoiceChat-11B-bf16", "bf16", 22_190_000_000, "no", None),
-        ("mlx-community/NemotronLabs-VoiceChat-11B-8bit", "8-bit", 13_900_000_000, "no", None),
-        (NAME, "4-bit", 9_170_000_000, "incomplete", str(four)),
-        ("me/dense", "bf16", 57, "incomplete", str(other)),
-        ("me/" + "long-" * 17 + "name", "4-bit", len(CONFIG) + 8, "incomplete", str(mine)),
-    ]
-    lines = catalogue.listing_text(catalogue.listing()).splitlines()
-    assert lines == [
-        "NemotronLabs VoiceChat (speech, nemotron_voicechat)",
-        "  checkpoint                                     precision        size  here",
-        "  mlx-community/NemotronLabs-VoiceChat-11B-bf16  bf16         22.19 GB  no",
-        "  mlx-community/NemotronLabs-VoiceChat-11B-8bit  8-bit        13.90 GB  no",
-        "  mlx-community/NemotronLabs-VoiceChat-11B-4bit  4-bit         9.17 GB  incomplete",
-        "  me/dense                                       bf16          0.00 MB  incomplete",
-        "  me/" + "long-" * 17 + "name",
-        " " * 47 + "  4-bit         0.00 MB  incomplete",
-    ]
-    assert max(map(len, lines)) <= 100

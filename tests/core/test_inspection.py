@@ -1,121 +1,37 @@
 """Inspection: every number of the published census, every fault in one go, and not a value read."""
 
 import json
-import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 import mlx.core as mx
-import numpy as np
 import pytest
 
+from tests.core.checkpoints import (
+    HEADS,
+    PUBLISHED,
+    Tensors,
+    config_of,
+    drop,
+    edit_config,
+    quantized,
+    rewrite,
+    write_hollow,
+)
 from voicechat_core import CheckpointError, checkpoint, load
 from voicechat_core.checkpoint import load_networks
 from voicechat_core.config import VoiceChatConfig
-from voicechat_core.inspection import Inspection, Part, Weights, inspect
+from voicechat_core.inspection import Inspection, Part, inspect
 from voicechat_core.inspection_report import inspection_json, inspection_text
-from voicechat_core.model import Networks
-from voicechat_core.nn.layout import checkpoint_axes, to_checkpoint
-from voicechat_core.nn.linear import matrices
-from voicechat_core.quantization import Quantization
 from voicechat_core.synthetic import synthesize
-from voicechat_core.weights import named_parameters, read_tensors, write_tensors
+from voicechat_core.weights import named_parameters, read_tensors
 
-Tensors = dict[str, mx.array]
 MIXER = "stt_model.llm.layers.3.mixer"  # the tiny preset's attention: 128 outputs, 96 inputs
 Q_PROJ = f"{MIXER}.q_proj"
-HEADS = ("stt_model.embed_tokens", "stt_model.lm_head", "stt_model.function_head")
 CODEBOOK = "tts_model.audio_codec.prvq.mus_list.0"
 CLEAN = "nothing is missing, left over or inconsistent"
-PUBLISHED = {
-    "model_type": "nemotron_voicechat",
-    "text_config": {"model_type": "nemotron_h"},
-    "tts_config": {"guidance_scale": 0.2, "top_p": 0.95, "noise_scale": 0.001},
-    "source_revision": "c5d3b70183b6bb9d7553590e111b05685049751c",
-}
-# What a checkpoint stores and the networks have no parameter for, at the published size.
-UNUSED = {
-    "stt_model.perception.preprocessor.featurizer.fb": ("BF16", (1, 128, 257)),
-    "stt_model.perception.preprocessor.featurizer.window": ("BF16", (400,)),
-    **{f"tts_model.audio_codec.prvq._variance_list.{i}.variance": ("BF16", ()) for i in range(31)},
-    "tts_model._control_codes": ("I64", (3,)),
-}
-BYTES = {"BF16": 2, "F32": 4, "I64": 8, "U32": 4}
-
-
-def write_hollow(path: Path, config: dict[str, Any], bits: int) -> int:
-    """A checkpoint of the published layout that is all header: its data is a hole in the file. Returns their bytes."""
-    networks = Networks(VoiceChatConfig.from_dict(json.loads(json.dumps(config))))
-    if bits:
-        for name, matrix in matrices(networks).items():
-            if name.startswith("stt_model.llm.") or name in HEADS:
-                matrix.make_packed(Quantization(bits, 64))
-        config = {**config, "quantization": {"group_size": 64, "bits": bits}}
-    axes, entries = dict(checkpoint_axes(networks)), dict(UNUSED)
-    for name, value in named_parameters(networks):
-        entries[name] = (stored_dtype(name, value), to_checkpoint(value, axes.get(name)).shape)
-    header, end = {}, 0
-    for name, (dtype, shape) in entries.items():
-        start, end = end, end + BYTES[dtype] * int(np.prod(shape))
-        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [start, end]}
-    text = json.dumps(header).encode()
-    with (path / "model.safetensors").open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        file.truncate(8 + len(text) + end)
-    (path / "config.json").write_text(json.dumps(config))
-    return end
-
-
-def stored_dtype(name: str, value: mx.array) -> str:
-    """What the published builds store a parameter in."""
-    if mx.issubdtype(value.dtype, mx.floating):
-        return "F32" if name.endswith((".scales", ".biases")) else "BF16"
-    return "U32" if value.dtype == mx.uint32 else "I64"
-
-
-@pytest.fixture
-def broken(tiny_path: Path, tmp_path: Path) -> Path:
-    """A copy that a test may spoil."""
-    return Path(shutil.copytree(tiny_path, tmp_path / "broken"))
-
-
-@pytest.fixture
-def packed(broken: Path) -> Path:
-    """It with its language model in 4 bits, its embedding and heads in 8, and bfloat16 elsewhere."""
-
-    def pack(tensors: Tensors) -> None:
-        for name in list(tensors):
-            path = name.removesuffix(".weight")
-            if name.endswith(".weight") and tensors[name].ndim == 2 and (path in HEADS or ".llm." in path):
-                tensors.update(quantized(path, tensors[name], 8 if path in HEADS else 4))
-            elif tensors[name].dtype == mx.float32:
-                tensors[name] = tensors[name].astype(mx.bfloat16)
-
-    rewrite(broken, pack)
-    edit_config(broken, quantization={"group_size": 32, "bits": 4, **{head: {"bits": 8} for head in HEADS}})
-    return broken
-
-
-def quantized(path: str, weight: mx.array, bits: int) -> Tensors:
-    parts = mx.quantize(weight, group_size=32, bits=bits)
-    return {f"{path}.{part}": value for part, value in zip(("weight", "scales", "biases"), parts, strict=True)}
-
-
-def rewrite(path: Path, change: Callable[[Tensors], object]) -> None:
-    """Apply ``change`` to the tensors of a directory."""
-    tensors = read_tensors(path)
-    mx.eval(tensors)
-    change(tensors)
-    for file in path.glob("model*.safetensors"):
-        file.unlink()
-    write_tensors(path, tensors.items())
-
-
-def edit_config(path: Path, **changes: object) -> None:
-    file = path / "config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
 
 
 def row(inspection: Inspection, name: str) -> Part:
@@ -178,8 +94,8 @@ def test_the_published_size(tmp_path: Path, bits: int, tensors: int, size: int, 
     assert [line for line in lines(inspection) if line.startswith("quantization") or "modules" in line] == expected
 
 
-def test_a_packed_matrix_counts_its_numbers_not_its_words(packed: Path, tiny_path: Path) -> None:
-    inspection, dense = inspect(packed), inspect(tiny_path)
+def test_a_packed_matrix_counts_its_numbers_not_its_words(mixed: Path, tiny_path: Path) -> None:
+    inspection, dense = inspect(mixed), inspect(tiny_path)
     assert inspection.problems == []
     assert inspection.warnings == []
     for name in ("llm", "embed_tokens", "ear_tts"):
@@ -189,7 +105,7 @@ def test_a_packed_matrix_counts_its_numbers_not_its_words(packed: Path, tiny_pat
     assert row(inspection, "llm").tensors == 30 + 2 * 12
 
 
-@pytest.mark.parametrize("which", ["broken", "packed"])
+@pytest.mark.parametrize("which", ["broken", "mixed"])
 @pytest.mark.parametrize("precision", ["auto", "float32"])
 def test_memory_is_what_loading_takes(which: str, precision: Any, request: pytest.FixtureRequest) -> None:
     path = request.getfixturevalue(which)
@@ -201,32 +117,6 @@ def test_memory_is_what_loading_takes(which: str, precision: Any, request: pytes
     assert weights.memory[precision] == sum(value.nbytes for _, value in named_parameters(networks))
 
 
-def test_settings_that_differ_are_listed_by_path(packed: Path) -> None:
-    text = lines(inspect(packed))
-    start = text.index("  4 bits in groups of 32: 12 modules (llm 12)")
-    assert text[start + 1 : start + 5] == [
-        "  8 bits in groups of 32: 3 modules (embed_tokens 1, lm_head 1, function_head 1)",
-        "    stt_model.embed_tokens: 8 bits in groups of 32",
-        "    stt_model.function_head: 8 bits in groups of 32",
-        "    stt_model.lm_head: 8 bits in groups of 32",
-    ]
-
-
-def test_the_text_lists_twenty_and_the_json_all() -> None:
-    inspection = replace(
-        EMPTY, weights=with_settings({**dict.fromkeys(range(30), 4), **dict.fromkeys(range(30, 53), 8)})
-    )
-    text = lines(inspection)
-    assert sum(line.endswith(": 8 bits in groups of 64") for line in text) == 20
-    assert "    and 3 more" in text
-    quantization = inspection_json(inspection)["weights"]["quantization"]
-    assert len(quantization["modules"]) == 53
-    assert quantization["settings"] == [
-        {"bits": 4, "group_size": 64, "modules": 30, "parts": {"llm": 30}},
-        {"bits": 8, "group_size": 64, "modules": 23, "parts": {"llm": 23}},
-    ]
-
-
 def test_a_single_module_and_scales_of_two_kinds(broken: Path) -> None:
     parts = quantized(Q_PROJ, read_tensors(broken)[f"{Q_PROJ}.weight"], 6)
     parts[f"{Q_PROJ}.scales"] = parts[f"{Q_PROJ}.scales"].astype(mx.float16)
@@ -236,6 +126,20 @@ def test_a_single_module_and_scales_of_two_kinds(broken: Path) -> None:
     assert text[text.index("quantization: scales and biases are f16 + f32") + 1] == (
         "  6 bits in groups of 32: 1 module (llm 1)"
     )
+
+
+def test_the_bias_of_a_packed_matrix_is_a_weight(broken: Path, tiny_path: Path) -> None:
+    """Its own, not the packing's."""
+    path = "tts_model.tts_model.gated_fusion_audio_text.text_proj"
+    parts = quantized(path, read_tensors(broken)[f"{path}.weight"], 4)
+    bias = read_tensors(broken)[f"{path}.bias"].astype(mx.float16)
+    rewrite(broken, lambda tensors: tensors.update(parts | {f"{path}.bias": bias}))
+    edit_config(broken, quantization={path: {"group_size": 32, "bits": 4}})
+    inspection, dense = inspect(broken), row(inspect(tiny_path), "ear_tts")
+    assert inspection.problems == []
+    found = row(inspection, "ear_tts")
+    assert found.stored == ("f32", "i64", "f16", "4-bit")
+    assert (found.tensors, found.parameters, found.quantized) == (dense.tensors + 2, dense.parameters, 1)
 
 
 def test_what_the_model_is(tiny_path: Path, broken: Path) -> None:
@@ -285,14 +189,6 @@ def test_a_sound_checkpoint_has_no_problem(tiny_path: Path) -> None:
     assert CLEAN in lines(inspection)
 
 
-def drop(*names: str) -> Callable[[Tensors], None]:
-    def change(tensors: Tensors) -> None:
-        for name in names:
-            del tensors[name]
-
-    return change
-
-
 def put(**values: mx.array) -> Callable[[Tensors], None]:
     """``part=value`` of the attention's query projection."""
     return lambda tensors: tensors.update({f"{Q_PROJ}.{part}": value for part, value in values.items()})
@@ -336,10 +232,10 @@ def test_a_fault_of_a_dense_checkpoint(broken: Path, change: Callable[[Tensors],
 
 
 @pytest.mark.parametrize(("change", "problem"), PACKED_FAULTS.values(), ids=PACKED_FAULTS)
-def test_a_fault_of_a_packed_checkpoint(packed: Path, change: Callable[[Tensors], None], problem: str) -> None:
-    rewrite(packed, change)
-    assert_only(inspect(packed), problem)
-    assert inspection_json(inspect(packed))["weights"]["left_over"] == []  # what is there is its module's
+def test_a_fault_of_a_packed_checkpoint(mixed: Path, change: Callable[[Tensors], None], problem: str) -> None:
+    rewrite(mixed, change)
+    assert_only(inspect(mixed), problem)
+    assert inspection_json(inspect(mixed))["weights"]["left_over"] == []  # what is there is its module's
 
 
 def assert_only(inspection: Inspection, problem: str) -> None:
@@ -353,18 +249,18 @@ def assert_only(inspection: Inspection, problem: str) -> None:
     assert str(caught.value) == f"{inspection.directory}: {problem}"
 
 
-def test_the_map_forbids_what_the_tensors_hold(packed: Path) -> None:
-    edit_config(packed, quantization={"group_size": 32, "bits": 4, Q_PROJ: False, **{h: {"bits": 8} for h in HEADS}})
-    assert_only(inspect(packed), f"{Q_PROJ} has scales, but config.json says that it is not quantized (false)")
-    llm = row(inspect(packed), "llm")
+def test_the_map_forbids_what_the_tensors_hold(mixed: Path) -> None:
+    edit_config(mixed, quantization={"group_size": 32, "bits": 4, Q_PROJ: False, **{h: {"bits": 8} for h in HEADS}})
+    assert_only(inspect(mixed), f"{Q_PROJ} has scales, but config.json says that it is not quantized (false)")
+    llm = row(inspect(mixed), "llm")
     assert (llm.tensors, llm.quantized) == (54, 11)
     assert llm.parameters == 288_496  # what its words stand for is known all the same
     assert set(llm.stored) == {"bf16", "f32", "u32", "4-bit"}
 
 
-def test_where_map_and_shapes_disagree_there_is_a_warning(packed: Path) -> None:
-    edit_config(packed, quantization={"group_size": 32, "bits": 4, "stt_model.llm.layers.9": True})
-    inspection = inspect(packed)
+def test_where_map_and_shapes_disagree_there_is_a_warning(mixed: Path) -> None:
+    edit_config(mixed, quantization={"group_size": 32, "bits": 4, "stt_model.llm.layers.9": True})
+    inspection = inspect(mixed)
     assert inspection.passed
     assert inspection.warnings == [
         *(
@@ -390,7 +286,7 @@ def test_left_over_tensors_have_a_row_of_their_own(broken: Path, tiny_path: Path
     assert inspection.weights.total.tensors == 384
 
 
-def test_everything_wrong_is_said_at_once(packed: Path) -> None:
+def test_everything_wrong_is_said_at_once(mixed: Path) -> None:
     def spoil(tensors: Tensors) -> None:
         del tensors[f"{Q_PROJ}.biases"]
         del tensors["stt_model.lm_head.weight"]
@@ -400,14 +296,14 @@ def test_everything_wrong_is_said_at_once(packed: Path) -> None:
         tensors["tts_model.tts_model.null_emb"] = mx.zeros((64,), mx.int64)
         tensors["extra"] = mx.zeros((1,))
 
-    rewrite(packed, spoil)
-    (packed / "tokenizer.json").unlink()
-    edit_config(packed, rnnt_vocabulary=None)
-    (packed / "rnnt_tokenizer").mkdir(exist_ok=True)
-    (packed / "rnnt_tokenizer" / "vocab.json").write_text('["a", "b"]')
-    inspection = inspect(packed)
-    assert inspection.problems[0].startswith(f"{packed / 'tokenizer.json'}: cannot be read as a tokenizer")
-    vocabulary = packed / "rnnt_tokenizer" / "vocab.json"
+    rewrite(mixed, spoil)
+    (mixed / "tokenizer.json").unlink()
+    edit_config(mixed, rnnt_vocabulary=None)
+    (mixed / "rnnt_tokenizer").mkdir(exist_ok=True)
+    (mixed / "rnnt_tokenizer" / "vocab.json").write_text('["a", "b"]')
+    inspection = inspect(mixed)
+    assert inspection.problems[0].startswith(f"{mixed / 'tokenizer.json'}: cannot be read as a tokenizer")
+    vocabulary = mixed / "rnnt_tokenizer" / "vocab.json"
     assert inspection.problems[1:] == [
         f"the length of {vocabulary} is 2 but rnnt_blank_id is 86",
         f"{MIXER}.k_proj.scales has shape [1, 3] but {MIXER}.k_proj.biases [64, 3]",
@@ -472,7 +368,7 @@ def test_an_index_that_lists_too_much(broken: Path) -> None:
 
 
 def test_a_tokenizer_that_does_not_fit(broken: Path) -> None:
-    config = json.loads((broken / "config.json").read_text())
+    config = config_of(broken)
     config["tts_config"]["character_encoder"]["char_vocab_size"] = 200
     edit_config(broken, **config)
     problems = inspect(broken).problems
@@ -485,7 +381,7 @@ def test_a_tokenizer_that_does_not_fit(broken: Path) -> None:
 
 def test_without_a_transcript_branch(broken: Path) -> None:
     edit_config(broken, rnnt_vocabulary=[])
-    rewrite(broken, lambda tensors: drop(*[name for name in tensors if "rnnt" in name])(tensors))
+    rewrite(broken, drop(*[name for name in read_tensors(broken) if "rnnt" in name]))
     inspection = inspect(broken)
     assert inspection.problems == []
     assert inspection.warnings == ["no RNNT vocabulary: there will be no user transcript"]
@@ -521,6 +417,21 @@ def test_a_config_that_cannot_be_read_is_the_only_problem(broken: Path, content:
     assert lines(inspection)[:3] == [str(broken), "problems:", f"  {problem}"]
 
 
+def test_sizes_that_make_no_model_are_a_problem(broken: Path) -> None:
+    sizes = {"mamba_num_heads": 1 << 24, "mamba_head_dim": 1 << 24, "n_groups": 1}
+    edit_config(broken, text_config=config_of(broken)["text_config"] | sizes)
+    (broken / "tokenizer.json").unlink()
+    inspection = inspect(broken)
+    tokenizer, sizes_problem = inspection.problems
+    assert "tokenizer.json" in tokenizer
+    assert sizes_problem.startswith("config.json: its sizes make no model that could be built: ")
+    assert inspection.weights is None
+    assert inspection_json(inspection)["weights"] is None
+    text = lines(inspection)
+    assert text[1] == "nemotron_voicechat, speaker Aria, 5 language layers"
+    assert f"  {sizes_problem}" in text
+
+
 def test_bits_that_do_not_exist_are_the_configs_fault(broken: Path) -> None:
     edit_config(broken, quantization={"group_size": 64, "bits": 7})
     (problem,) = inspect(broken).problems
@@ -532,86 +443,3 @@ def test_no_directory(tmp_path: Path, tiny_path: Path) -> None:
         inspect(tmp_path / "absent")
     with pytest.raises(CheckpointError, match=r"config\.json: not a directory"):
         inspect(tiny_path / "config.json")
-
-
-# ------------------------------------------------------------------------------------------ how it is said
-
-
-EMPTY = Inspection(Path("somewhere"), None, None, [], [])
-
-
-def with_settings(bits: dict[int, int]) -> Weights:
-    """Weights whose language layers have these bits."""
-    modules = {f"stt_model.llm.layers.{layer}.mixer.in_proj": Quantization(n, 64) for layer, n in bits.items()}
-    total = Part("total", 0, 0, 0, (), len(modules))
-    return Weights([total], total, "float32", {"auto": 0, "float32": 0}, modules, ("f32",), [], [])
-
-
-@pytest.mark.parametrize("width", [1, 40, 160])
-@pytest.mark.parametrize("colour", ["", "1"])
-def test_the_table_is_never_cut(packed: Path, monkeypatch: pytest.MonkeyPatch, width: int, colour: str) -> None:
-    monkeypatch.setenv("FORCE_COLOR", colour)
-    inspection = inspect(packed)
-    text = inspection_text(inspection, width)
-    assert "…" not in text
-    assert "\x1b" not in text
-    assert "�" not in text
-    assert inspection.weights is not None
-    for part in (*inspection.weights.parts, inspection.weights.total):
-        (line,) = [line for line in text.splitlines() if line.startswith(f"│ {part.name} ")]
-        cells = [cell.strip() for cell in line.split("│")][1:]
-        assert cells[1:4] == [f"{number:,}" for number in (part.tensors, part.parameters, part.bytes)]
-        assert cells[5] == (str(part.quantized) if part.quantized else "")
-    assert all(kind in text for kind in ("bf16", "i64", "4-bit", "8-bit"))
-
-
-def test_a_name_cannot_move_the_cursor() -> None:
-    text = inspection_text(replace(EMPTY, problems=["extra\x1b[2J\nfoo"]))
-    assert "  extra�[2J\\nfoo" in text.splitlines()
-
-
-def test_json_has_every_name(broken: Path) -> None:
-    names = [f"stt_model.perception.encoder.layers.1.{name}.weight" for name in ("norm_out", "norm_conv")]
-    norms = [name for name in read_tensors(broken) if "norm" in name]
-    assert len(norms) > 20
-    assert set(names) < set(norms)
-    rewrite(broken, drop(*norms))
-    data = inspection_json(inspect(broken))
-    assert json.loads(json.dumps(data)) == data
-    assert data["weights"]["missing"] == sorted(norms)
-    assert data["problems"][0].endswith(f"and {len(norms) - 20} more")
-    assert data["passed"] is False
-
-
-def test_json_of_a_packed_checkpoint(packed: Path) -> None:
-    data = inspection_json(inspect(packed))
-    assert json.loads(json.dumps(data)) == data
-    assert data["directory"] == str(packed)
-    assert data["passed"] is True
-    assert data["model"] == {
-        "model_type": "nemotron_voicechat",
-        "speaker": "Aria",
-        "layers": 5,
-        "text_tokens": 474,
-        "pieces": 86,
-        "source_revision": None,
-        "transcript": True,
-    }
-    weights = data["weights"]
-    assert [part["name"] for part in weights["parts"]] == [part.name for part in inspect(packed).weights.parts]  # type: ignore[union-attr]
-    assert weights["total"]["quantized"] == 15
-    assert weights["auto"] == "bfloat16"
-    assert weights["quantization"]["modules"][Q_PROJ] == {"bits": 4, "group_size": 32}
-    assert weights["quantization"]["scales"] == ["f32"]
-    assert (weights["missing"], weights["left_over"]) == ([], [])
-
-
-def test_no_section_is_longer_than_twenty_lines(broken: Path) -> None:
-    index = broken / "model.safetensors.index.json"
-    index.write_text(json.dumps({"weight_map": {"x": "model-00001-of-99999.safetensors"}}))
-    inspection = inspect(broken)
-    assert len(inspection.problems) > 99_000
-    text = inspection_text(inspection).splitlines()
-    start = text.index("problems:")
-    assert text[start + 21] == f"  and {len(inspection.problems) - 20} more"
-    assert len(text) < 60

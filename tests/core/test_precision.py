@@ -9,6 +9,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from tests.core.checkpoints import rewrite
 from voicechat_core import InputError, duplex, load
 from voicechat_core.checkpoint import load_model, load_networks
 from voicechat_core.config import VoiceChatConfig
@@ -154,6 +155,19 @@ def test_the_codecs_analysis_side_is_kept_as_stored_and_never_rounded(builds: di
     rounded = parameters(builds["f32"], "bfloat16")[name]
     assert mx.array_equal(rounded, parameters(builds["f32"], "float32")[name])
     assert rounded.dtype == F32
+
+
+@pytest.mark.parametrize("stored", [F32, BF16])
+def test_codebooks_are_kept_as_stored_and_never_rounded(broken: Path, stored: mx.Dtype) -> None:
+    """Where they are not the speech decoder's tables; in float32 they are widened."""
+    name = "tts_model.audio_codec.prvq.mus_list.0"
+    mx.random.seed(0)
+    rewrite(broken, lambda tensors: tensors.update({name: mx.random.normal(tensors[name].shape).astype(stored)}))
+    book = read_tensors(broken)[name]
+    for precision, kept in (("bfloat16", stored), ("float32", F32)):
+        found = parameters(broken, precision)[name]
+        assert found.dtype == kept
+        assert mx.array_equal(found, book.astype(kept))
 
 
 def test_a_codec_stored_in_bfloat16_computes_in_float32(builds: dict[str, Path]) -> None:

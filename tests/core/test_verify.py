@@ -290,6 +290,21 @@ def test_another_precision_is_measured_and_not_judged(folder: Path) -> None:
     assert report_text(report).endswith(f"measured, not judged: {folder / 'checkpoint'}, bfloat16")
 
 
+def test_a_free_run_is_told_where_it_first_leaves_the_golden(tmp_path: Path) -> None:
+    """What follows feeds on that; in a stage with NVIDIA's own past each choice is told."""
+    folder = tmp_path / "goldens-folder"
+    shutil.copytree(FIXTURE, folder)
+    for file in (folder / "goldens").iterdir():
+        if file.stem != "e2e_plain":
+            file.unlink()
+            edit_manifest(folder, lambda tensors, stage=file.stem: forget(tensors, stage))
+    checks = {check.tensor: check for check in verify(folder, precision="bfloat16").checks}
+    codes = checks["codes_from_t1"]
+    assert codes.error is not None
+    assert codes.error > 100
+    assert re.fullmatch(r"from \[0, \d+, \d+\] on, where NVIDIA's choice is ahead by [\d.e-]+", codes.note)
+
+
 def test_another_build_is_measured_by_its_own_name(folder: Path, tmp_path: Path) -> None:
     build = shutil.copytree(folder / "checkpoint", tmp_path / "build")
     report = verify(folder, checkpoint=build)

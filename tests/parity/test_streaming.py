@@ -6,13 +6,12 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from tests.conftest import GOLDEN_FOLDERS
 from voicechat_core import AudioFrame, Event, TranscriptDelta, VoiceChat, duplex, live, load
 from voicechat_core.noise import RecordedNoise
 from voicechat_core.session import Session, SessionOptions
 from voicechat_core.streaming import answer, events_of
 from voicechat_core.verify import tolerance
-
-from ..conftest import GOLDEN_FOLDERS
 
 FRAMES = 130
 CHUNK = 1024  # a sound card's; divides no frame

@@ -22,16 +22,16 @@ from voicechat_core.nn.mel import filterbank, hann_window
 from voicechat_core.precision import Precision, check_precision, dtype_of, dtypes, resolved
 from voicechat_core.quantization import Plan, plan
 from voicechat_core.tokenizer import RnntVocabulary, Tokenizer
-from voicechat_core.weights import assign, listed, mismatches, mismatches_text, named_parameters, read_tensors
+from voicechat_core.weights import assign, listed, mismatches, mismatches_text, named_parameters, readable_tensors
 
 __all__ = [
     "Contents",
     "check_directory",
     "checkpoint_tensors",
     "examine",
-    "first_of",
     "load_model",
     "load_networks",
+    "refuse_faulty",
 ]
 
 log = logging.getLogger(__name__)
@@ -52,7 +52,8 @@ TRANSCRIPT_PREFIXES = ("stt_model.rnnt_decoder.", "stt_model.rnnt_joint.")
 class Contents:
     """What a directory's tensors are to the model, found without reading any.
 
-    ``networks`` have room for exactly these tensors and hold none yet. ``problems`` forbid loading, ``warnings`` not.
+    ``networks`` have room for exactly these tensors and hold none yet. ``file_faults`` and ``problems`` forbid loading,
+    ``warnings`` not; what lies in a file that cannot be read counts as missing.
     """
 
     config: VoiceChatConfig
@@ -60,6 +61,7 @@ class Contents:
     networks: Networks
     plan: Plan
     optional: tuple[str, ...]
+    file_faults: list[str]
     problems: list[str]
 
     @property
@@ -116,10 +118,9 @@ def load_networks(
         CheckpointError: naming the file or the tensor, and both values where two disagree.
     """
     contents = examine(directory, config, transcript=transcript)
-    if contents.problems:
-        raise CheckpointError(f"{directory}: {first_of(contents.problems)}")
+    refuse_faulty(directory, contents)
     if contents.warnings:
-        log.warning("%s: %s", directory, first_of(contents.warnings))
+        log.warning("%s: %s", directory, _first_of(contents.warnings))
     _check_control_codes(config, contents.tensors)
     _fill(contents, precision)
     mx.clear_cache()  # what the reading took is not needed again
@@ -140,19 +141,16 @@ def _fill(contents: Contents, precision: Precision) -> None:
     assign(networks, tensors, optional=(*contents.optional, *once), dtypes=wanted)
     if once:
         networks.tts_model.audio_codec.prvq.mus_list = list(networks.tts_model.tts_model.rvq_embs)
+        mx.eval(networks.tts_model.audio_codec.prvq.mus_list)  # what is pending belongs to this thread
 
 
-def examine(
-    directory: Path, config: VoiceChatConfig, *, transcript: bool = True, file_faults: list[str] | None = None
-) -> Contents:
+def examine(directory: Path, config: VoiceChatConfig, *, transcript: bool = True) -> Contents:
     """Match a directory's tensors with the model, by names, shapes and kinds of numbers alone.
 
-    With ``file_faults``, what is wrong with the files is added to it, and what they hold counts as missing.
-
     Raises:
-        CheckpointError: without ``file_faults``, when the files themselves are missing or cannot be read.
+        CheckpointError: when the config's sizes make no model.
     """
-    tensors, networks = read_tensors(directory, file_faults), _networks(config)
+    (tensors, file_faults), networks = readable_tensors(directory), _networks(config)
     every = matrices(networks)
     found = plan(config.quantization_map, tensors, {path: matrix.shape for path, matrix in every.items()})
     for path, quantization in found.modules.items():
@@ -164,7 +162,19 @@ def examine(
     extra = [name for name in unknown if not _spoken_for(name, found)]
     left_over = [listed("tensors that this model does not have", extra)] if extra else []
     problems = [*found.problems.values(), *mismatches_text(faults), *left_over]
-    return Contents(config, tensors, networks, found, optional, problems)
+    return Contents(config, tensors, networks, found, optional, file_faults, problems)
+
+
+def refuse_faulty(directory: Path, contents: Contents) -> None:
+    """Refuse what ``examine`` found to be faulty.
+
+    Raises:
+        CheckpointError: with the first fault, those of files before all others.
+    """
+    if contents.file_faults:  # they name their file
+        raise CheckpointError(contents.file_faults[0])
+    if contents.problems:
+        raise CheckpointError(f"{directory}: {_first_of(contents.problems)}")
 
 
 def _networks(config: VoiceChatConfig) -> Networks:
@@ -179,8 +189,7 @@ def _spoken_for(name: str, found: Plan) -> bool:
     return name.rpartition(".")[0] in found.problems
 
 
-def first_of(lines: list[str]) -> str:
-    """The first line, and where the others can be seen."""
+def _first_of(lines: list[str]) -> str:
     return lines[0] + (f"; and {len(lines) - 1} more, see voicechat inspect" if len(lines) > 1 else "")
 
 

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from voicechat_core.errors import ContextLimitError, InputError, VoiceChatError
-from voicechat_core.progress import discard
+from voicechat_core.files import expanded
+from voicechat_core.terminal import discard, printable
 
 if TYPE_CHECKING:
     from voicechat_core.convert import Converted
@@ -26,6 +27,8 @@ __all__ = ["main"]
 CHECKPOINT_HELP = "A checkpoint: its directory, or its name on the hub, from where it is downloaded once."
 PRECISION_HELP = "auto (as the checkpoint's dense weights are stored), float32 or bfloat16."
 PUBLISHED_BITS = (4, 8)
+
+log = logging.getLogger(__name__)
 
 app = typer.Typer(
     help="Full-duplex speech with NVIDIA NemotronLabs VoiceChat on MLX.",
@@ -97,7 +100,12 @@ def _options(
 def generate(
     model: Annotated[str, typer.Option("-m", "--model", help=CHECKPOINT_HELP)],
     audio: Annotated[
-        Path, typer.Option("--audio", readable=False, help="What the user says: WAV, FLAC, Ogg; any rate.")
+        Path,
+        typer.Option(
+            "--audio",
+            readable=False,
+            help="What the user says: any format of libsndfile (WAV, FLAC, Ogg, MP3), any rate.",
+        ),
     ],
     output_audio: Annotated[
         Path, typer.Option("--output-audio", help="Where the answer goes: 22,050 Hz mono PCM16 WAV.")
@@ -117,7 +125,7 @@ def generate(
     from voicechat_core.config import INPUT_SAMPLE_RATE
     from voicechat_core.hub import locate
     from voicechat_core.precision import check_precision
-    from voicechat_core.progress import progress
+    from voicechat_core.terminal import progress
     from voicechat_core.voicechat import load
 
     # What can be refused is refused before the work that it would cost.
@@ -164,15 +172,10 @@ def _as_json(result: "GenerationResult") -> str:
 
 def _as_text(result: "GenerationResult", output_audio: Path) -> str:
     heard = "(this checkpoint has no transcript branch)" if result.transcript is None else result.transcript
-    lines = [f"user:      {_printable(heard)}", f"assistant: {_printable(result.text)}"]
+    lines = [f"user:      {printable(heard, ' ')}", f"assistant: {printable(result.text, ' ')}"]
     if result.function_text:
-        lines.append(f"function:  {_printable(result.function_text)}")
+        lines.append(f"function:  {printable(result.function_text, ' ')}")
     return "\n".join([*lines, f"{output_audio}: {result.frames} frames, {result.seconds:.2f} s"])
-
-
-def _printable(text: str) -> str:
-    """Text that cannot move the cursor or ring the bell, whatever a model says."""
-    return "".join(c if c.isprintable() else "�" for c in text.replace("\n", " "))
 
 
 @app.command()
@@ -185,6 +188,7 @@ def synthesize(
     """Write a checkpoint with random weights and true structure."""
     from voicechat_core.synthetic import synthesize as write
 
+    directory = expanded(directory)
     parameters = write(directory, seed=seed, preset=preset, dtype=dtype)
     _say(f"{directory}: {preset}, seed {seed}, {parameters:,} parameters in {dtype}")
 
@@ -221,7 +225,9 @@ def quantize(
     source: Annotated[str, typer.Argument(metavar="SRC", help="A dense checkpoint: its directory or its hub name.")],
     target: Annotated[Path, typer.Argument(metavar="DST", help="A directory that does not exist.")],
     bits: Annotated[int, typer.Option(help="Of a packed number: 4 or 8.")],
-    group_size: Annotated[int, typer.Option(help="Numbers that share a scale: 32, 64 or 128.")] = 64,
+    group_size: Annotated[
+        int, typer.Option(help="How many numbers of a row share a scale and a bias: 32, 64 or 128.")
+    ] = 64,
     dtype: Annotated[
         str | None, typer.Option(help="Of what stays dense: float32 or bfloat16. Default: as it is in SRC.")
     ] = None,
@@ -236,11 +242,14 @@ def quantize(
     check_quantization(quantization)
     if dtype is not None:
         check_stored(dtype)
+    target = expanded(target)
     check_target(target)
     done = _convert(source, target, quantization, dtype)
-    _say(f"{target}: {len(done.modules)} modules in {quantization}; {_sizes(done)}")
+    count = str(len(done.modules))
     if done.left_dense:
-        _say(f"left dense, since {group_size} does not divide their inputs: {', '.join(done.left_dense)}")
+        count += f" of {len(done.modules) + len(done.left_dense)}"
+        log.warning("left dense, since %d does not divide their inputs: %s", group_size, ", ".join(done.left_dense))
+    _say(f"{target}: {count} modules in {quantization}; {_sizes(done)}")
 
 
 @app.command()
@@ -253,6 +262,7 @@ def convert(
     from voicechat_core.convert import check_stored, check_target
 
     check_stored(dtype)
+    target = expanded(target)
     check_target(target)
     done = _convert(source, target, None, dtype)
     _say(f"{target}: {dtype}; {_sizes(done)}")
@@ -262,7 +272,7 @@ def _convert(source: str, target: Path, quantization: "Quantization | None", dty
     """What can be refused without the source has been: from here on it may be downloaded."""
     from voicechat_core.convert import convert as run
     from voicechat_core.hub import locate
-    from voicechat_core.progress import progress
+    from voicechat_core.terminal import progress
 
     directory = locate(source, notices=True)
     with progress("tensors") as report:
@@ -280,7 +290,7 @@ def verify(
         str | None,
         typer.Option(help="Another build of the same weights, by directory or hub name: measured, not judged."),
     ] = None,
-    precision: Annotated[str, typer.Option(help="float32; others are measured, not judged.")] = "float32",
+    precision: Annotated[str, typer.Option(help="float32; auto and bfloat16 are measured, not judged.")] = "float32",
 ) -> None:
     """Compare every stage with a folder of goldens. Status 1 on any miss."""
     from voicechat_core.hub import locate

@@ -13,7 +13,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from voicechat_core.checkpoint import Contents, check_directory, examine, first_of
+from voicechat_core.checkpoint import Contents, check_directory, examine, refuse_faulty
 from voicechat_core.config import VoiceChatConfig
 from voicechat_core.errors import CheckpointError, InputError
 from voicechat_core.files import written_whole
@@ -138,8 +138,7 @@ def _dense_contents(source: Path) -> Contents:
     if contents.plan.modules:
         how, count = next(iter(contents.plan.modules.values())), len(contents.plan.modules)
         raise CheckpointError(f"{source}: quantized already ({count} modules, {how}); a dense checkpoint is needed")
-    if contents.problems:
-        raise CheckpointError(f"{source}: {first_of(contents.problems)}")
+    refuse_faulty(source, contents)
     return contents
 
 

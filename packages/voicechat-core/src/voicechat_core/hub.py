@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from voicechat_core.config_spellings import MODEL_TYPE, reject_other_layouts
-from voicechat_core.errors import ConfigError, HubError
+from voicechat_core.errors import ConfigError, HubError, InputError
+from voicechat_core.files import expanded
 from voicechat_core.hub_cache import (
     CONFIG,
     TOKENIZER,
@@ -56,11 +57,14 @@ def locate(checkpoint: str | PathLike[str], *, notices: bool = False) -> Path:
     the hub cannot be reached or refuses.
 
     Raises:
+        InputError: for an empty name, and for what is no name.
         HubError: naming the repository and what is wrong: it does not exist, is private or gated, is no checkpoint of
             this model, the hub cannot be reached and the cache lacks files, or the download failed.
     """
+    if checkpoint == "" or not isinstance(checkpoint, str | PathLike):
+        raise InputError(f"checkpoint is {checkpoint!r}; a directory or a name on the hub (owner/name) is needed")
     if not isinstance(checkpoint, str) or not HUB_NAME.fullmatch(checkpoint) or _is_here(checkpoint):
-        return Path(os.path.expanduser(checkpoint))  # noqa: PTH111 - pathlib's raises where there is no such user
+        return expanded(checkpoint)
     with quiet():
         try:
             info = _ask(checkpoint)
@@ -168,7 +172,7 @@ def _on_terminal() -> bool:
 
 
 def _say(text: str) -> None:
-    from voicechat_core.progress import discard
+    from voicechat_core.terminal import discard
 
     try:
         print(text, file=sys.stderr, flush=True)

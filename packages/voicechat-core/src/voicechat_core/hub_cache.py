@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from voicechat_core.errors import HubError
+from voicechat_core.files import expanded
 from voicechat_core.shards import INDEX, SINGLE, numbered
 
 __all__ = [
@@ -69,7 +70,7 @@ def cache_directory() -> Path:
     """Where the library keeps every repository; HF_HOME and HF_HUB_CACHE say."""
     from huggingface_hub import constants
 
-    return Path(os.path.expanduser(constants.HF_HUB_CACHE))  # noqa: PTH111 - pathlib's raises where there is no such user
+    return expanded(constants.HF_HUB_CACHE)
 
 
 def snapshots_of(storage: Path) -> list[Path]:

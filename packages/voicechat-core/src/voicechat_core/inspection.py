@@ -99,7 +99,7 @@ class Weights:
 
 @dataclass(frozen=True)
 class Inspection:
-    """One directory; without a config ``model`` and ``weights`` are None.
+    """One directory; without a config ``model`` and ``weights`` are None, ``weights`` also if its sizes make no model.
 
     What a shard holds that cannot be read is missing, and said to be.
     """
@@ -137,15 +137,13 @@ def inspect(directory: Path) -> Inspection:
     _tried(lambda: char_table(config, Tokenizer.from_directory(directory, size)), problems)
     vocabulary = _tried(lambda: RnntVocabulary.from_checkpoint(directory, config), problems)
     transcript = vocabulary is None or vocabulary.enabled
-    contents = examine(directory, config, transcript=transcript, file_faults=problems)
     warnings = [] if transcript else ["no RNNT vocabulary: there will be no user transcript"]
-    return Inspection(
-        directory,
-        _facts(directory, config, vocabulary),
-        _weights(contents),
-        [*problems, *contents.problems],
-        [*warnings, *contents.warnings],
-    )
+    contents = _tried(lambda: examine(directory, config, transcript=transcript), problems)
+    if contents is not None:
+        problems += [*contents.file_faults, *contents.problems]
+        warnings += contents.warnings
+    weights = None if contents is None else _weights(contents)
+    return Inspection(directory, _facts(directory, config, vocabulary), weights, problems, warnings)
 
 
 def _tried(make: Callable[[], T], problems: list[str]) -> T | None:

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from voicechat_core.inspection import PARTS, Inspection, ModelFacts, Part, Weights, part_of
 from voicechat_core.quantization import Quantization
+from voicechat_core.terminal import printable
 
 __all__ = ["inspection_json", "inspection_text"]
 
@@ -32,7 +33,7 @@ def inspection_text(inspection: Inspection, width: int = WIDTH) -> str:
     if inspection.weights is not None:
         lines += [*_memory_lines(inspection.weights), *_quantization_lines(inspection.weights)]
     lines += _closing_lines(inspection)
-    return "\n".join(_printable(line) for line in lines)
+    return "\n".join(printable(line) for line in lines)
 
 
 def _table(weights: Weights, width: int) -> str:
@@ -95,15 +96,10 @@ def _closing_lines(inspection: Inspection) -> Iterator[str]:
     yield NOTE
 
 
-def _printable(line: str) -> str:
-    """A line that stays one and cannot move the cursor, whatever a file calls its tensors."""
-    return "".join(c if c.isprintable() else "�" for c in line.replace("\n", "\\n"))
-
-
 def inspection_json(inspection: Inspection) -> dict[str, Any]:
     """The whole inspection in JSON's types: every name, where the text has the first 20.
 
-    ``model`` and ``weights`` are null where there is no config to tell them by.
+    ``model`` and ``weights`` are null where there is no config to tell them by, ``weights`` also if it makes no model.
     """
     model, weights = inspection.model, inspection.weights
     return {

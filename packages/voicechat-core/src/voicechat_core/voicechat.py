@@ -131,7 +131,7 @@ def load(checkpoint: str | PathLike[str], *, precision: Precision = "auto") -> V
     Raises:
         CheckpointError: naming what is missing, left over or inconsistent, and both values where two disagree.
         HubError: when it is to be downloaded and cannot be.
-        InputError: for a precision that does not exist.
+        InputError: for a precision that does not exist, and an empty name.
     """
     check_precision(precision)
     return VoiceChat(load_model(locate(checkpoint), precision))

@@ -26,6 +26,7 @@ __all__ = [
     "mismatches_text",
     "named_parameters",
     "read_tensors",
+    "readable_tensors",
     "write_tensors",
 ]
 
@@ -42,21 +43,24 @@ def listed(what: str, names: list[str]) -> str:
     return f"{len(names)} {what}: {', '.join(names[:LISTED_AT_MOST])}{more}"
 
 
-def read_tensors(directory: Path, faults: list[str] | None = None) -> dict[str, mx.array]:
+def read_tensors(directory: Path) -> dict[str, mx.array]:
     """Every tensor of a directory by name, lazily: from the index's shards, or from ``model*.safetensors``.
 
-    With ``faults``, what is wrong with the files is added to it, and the tensors are those that can still be read.
-
     Raises:
-        CheckpointError: without ``faults``, for a missing shard, an index that names a file outside the directory or a
-            tensor that its shard does not hold, or a file that is not whole.
+        CheckpointError: for a missing shard, an index that names a file outside the directory or a tensor that its
+            shard does not hold, or a file that is not whole.
     """
-    tensors: dict[str, mx.array] = {}
-    for fault in _fill(tensors, directory):
-        if faults is None:
-            raise CheckpointError(fault)
-        faults.append(fault)
+    tensors, faults = readable_tensors(directory)
+    if faults:
+        raise CheckpointError(faults[0])
     return tensors
+
+
+def readable_tensors(directory: Path) -> tuple[dict[str, mx.array], list[str]]:
+    """Like ``read_tensors``, but what can be read, and all that is wrong with the files, as it is found."""
+    tensors: dict[str, mx.array] = {}
+    faults = list(_fill(tensors, directory))
+    return tensors, faults
 
 
 def _fill(tensors: dict[str, mx.array], directory: Path) -> Iterator[str]:

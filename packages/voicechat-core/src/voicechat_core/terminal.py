@@ -1,4 +1,7 @@
-"""Progress on stderr: a bar on a terminal, elsewhere a line now and then."""
+"""What a person reads while a command runs: progress on stderr, and text that cannot do anything but be read.
+
+Progress is a bar on a terminal, elsewhere a line now and then. Knows nothing of models.
+"""
 
 import os
 import sys
@@ -9,7 +12,7 @@ from typing import TextIO
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-__all__ = ["discard", "progress"]
+__all__ = ["discard", "printable", "progress"]
 
 A_LINE = 125  # of what is counted: ten seconds of audio, or a fourteenth of a checkpoint's tensors
 
@@ -18,6 +21,11 @@ def discard(stream: TextIO) -> None:
     """Drop what a stream that cannot be written still holds: Python would flush it at its end, and fail again."""
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def printable(text: str, newline: str = "\\n") -> str:
+    """Text that stays one line and can neither move the cursor nor ring the bell, whatever a model or a file says."""
+    return "".join(c if c.isprintable() else "�" for c in text.replace("\n", newline))
 
 
 @contextmanager
