@@ -36,12 +36,49 @@ def test_json_is_one_object_with_everything(answer: tuple[dict[str, object], Pat
     data, _ = answer
     assert list(data) == [
         "transcript", "text", "function_text", "text_tokens", "function_tokens", "audio_codes", "frames", "sample_rate",
-        "seed", "seconds",
+        "seed", "tts_prompt_steps", "tts_context_frames", "seconds",
     ]  # fmt: skip
     assert data["frames"] == 75  # 2.99 s and 3 s of silence: ceil(95840 / 1280)
     assert np.array(data["audio_codes"]).shape == (75, 31)
     assert len(data["text_tokens"]) == len(data["function_tokens"]) == 75  # type: ignore[arg-type]
     assert (data["sample_rate"], data["seed"], data["seconds"]) == (22050, 1, 6.0)
+
+
+def test_streaming_gives_the_same_answer(
+    answer: tuple[dict[str, object], Path], tiny_path: Path, tmp_path: Path
+) -> None:
+    """Ids, codes and texts equal; the WAV, too, from its seventh sample on, within two of PCM16's steps."""
+    data, path = answer
+    words = ("-m", tiny_path, "--audio", SPOKEN, "-p", "Be concise.", "--extra-seconds", "3", "--seed", "1", "--json")
+    result = voicechat("generate", *words, "--stream", "--profile", cwd=tmp_path)
+    assert (result.returncode, result.stderr) == (0, "")
+    streamed = json.loads(result.stdout)
+    profile = streamed.pop("profile")
+    assert streamed == data
+    ours, theirs = (soundfile.read(p, dtype="int16")[0].astype(int) for p in (tmp_path / "response.wav", path))
+    assert len(ours) == len(theirs)
+    assert np.abs(ours - theirs)[6:].max() <= 2
+    assert [frame["frame_index"] for frame in profile["per_frame"]] == list(range(75))
+    assert profile["frames"] == 73
+    stages = ["perception", "rnnt", "language", "tts", "codec"]
+    assert all(list(frame["stages_with_waits_ms"]) == stages for frame in profile["per_frame"])
+
+
+def test_the_profile_is_a_table_below_the_answer(tiny_path: Path, tmp_path: Path) -> None:
+    words = ("-m", tiny_path, "--audio", SPOKEN, "--max-frames", "6", "--stream", "--profile")
+    result = voicechat("generate", *words, "--tts-context-frames", "3", "--no-tts-prompt-steps", cwd=tmp_path)
+    assert result.returncode == 0
+    lines = result.stdout.splitlines()
+    table = lines[lines.index("") + 1 :]
+    rows = ["ms a frame", "perception", "rnnt", "language", "tts", "codec", "total with waits", "total"]
+    assert [line[:18].strip() for line in table[:8]] == rows
+    assert all(float(cell) >= 0 for line in table[1:8] for cell in line[18:].split())
+
+
+def test_a_profile_needs_a_stream(tiny_path: Path, tmp_path: Path) -> None:
+    result = voicechat("generate", "-m", tiny_path, "--audio", SPOKEN, "--profile", cwd=tmp_path)
+    assert result.returncode == 2
+    assert result.stderr == "voicechat: --profile times the frames of a live session: give --stream too\n"
 
 
 def test_the_wav_is_pcm16_of_1764_samples_a_frame(answer: tuple[dict[str, object], Path], tiny_path: Path) -> None:

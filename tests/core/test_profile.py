@@ -110,14 +110,18 @@ language              30.00    60.00    60.00    60.00
 total with waits      45.00    85.00    85.00    85.00
 total                 40.00    81.00    81.00    81.00
 
-realtime factor   1.32 (80 ms over the mean)
-deadline misses   1 of 2 warm frames over 80 ms
-cold frames       frame 0 300.00 ms (first frame), frame 1 60.00 ms (second frame); counted nowhere else
-"""
+realtime factor: 1.32 (80 ms over the mean; above 1 it keeps up)
+deadline misses: 1 of 2 warm frames over 80 ms (50.00 %), 1 of 2 cold ones
+cold frames, counted nowhere else: frame 0 300.00 ms (first frame), frame 1
+60.00 ms (second frame)
+Stages and 'total with waits' are taken with a wait after each stage, which a
+real frame does not have. 'total' is of the same frames without those waits:
+what a session costs."""
 
 
 def test_the_table() -> None:
-    assert profile_text(REAL, STAGED) == f"{TABLE}\n{NOTE}"
+    assert profile_text(REAL, STAGED) == TABLE
+    assert max(map(len, TABLE.splitlines())) <= 80
 
 
 def test_without_stages_the_table_claims_none() -> None:
@@ -125,13 +129,62 @@ def test_without_stages_the_table_claims_none() -> None:
     assert "waits" not in text
     assert "total                 40.00" in text
     empty = profile_text([])
-    assert "realtime factor   -" in empty
-    assert "0 of 0" in empty
-    assert "cold frames       none" in empty
+    assert "no warm frames" in empty
+    assert "counted nowhere else: none" in empty
+
+
+def test_a_list_of_cold_frames_ends() -> None:
+    text = profile_text([timing(0, 1, "first frame")] * 30)
+    assert text.count("first frame") == 10
+    assert "20 more" in text
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_runs_that_do_not_belong_together_are_refused() -> None:
+    with pytest.raises(InputError, match="taken with waits"):
+        profile_text(STAGED, REAL)
+    with pytest.raises(InputError, match="different frames: 4 and 3"):
+        profile_json(REAL, STAGED[:3])
+    with pytest.raises(InputError, match="different frames"):
+        profile_json(REAL[:3], STAGED[1:])
+
+
+def test_the_first_frames_of_every_session_are_cold() -> None:
+    profiler = Profiler()
+    for index in (7, 8, 9, 0, 1, 2):  # a resumed session, then a new one
+        with profiler.frame(index):
+            pass
+    assert [t.cold for t in profiler.timings] == ["first frame", "second frame", None] * 2
+
+
+def test_stages_are_of_their_own_frame_and_add_up() -> None:
+    ticks = clock(0.0, 0.001, 0.003, 0.003, 1.0, 1.004, 1.004)
+    profiler = Profiler(wait=lambda: None, clock=lambda: next(ticks))
+    with profiler.frame(0):
+        profiler.mark("tts")
+        profiler.mark("tts")
+    with profiler.frame(1):
+        profiler.mark("codec")
+    found = [{name: round(ms, 6) for name, ms in t.stages_ms.items()} for t in profiler.timings]
+    assert found == [{"tts": 3}, {"codec": 4}]
+
+
+def test_the_clock_is_read_after_the_wait() -> None:
+    now = [0.0]
+
+    def wait() -> None:
+        now[0] += 0.5
+
+    profiler = Profiler(wait=wait, clock=lambda: now[0])
+    with profiler.frame(0):
+        profiler.mark("codec")
+    assert profiler.timings[0].stages_ms == {"codec": 500}
 
 
 def test_json_says_which_is_which() -> None:
     found = json.loads(json.dumps(profile_json(REAL, STAGED)))
+    assert (found["note"], found["frame_ms"], found["mean_ms"]) == (NOTE, 80, 60.5)
+    assert (found["realtime_factor"], found["deadline_miss_share"]) == (80 / 60.5, 0.5)
     assert found["total"]["p50_ms"] == 40
     assert found["total_with_waits"]["p50_ms"] == 45
     assert found["stages_with_waits"]["language"]["max_ms"] == 60
@@ -143,3 +196,4 @@ def test_json_says_which_is_which() -> None:
     }  # fmt: skip
     assert profile_json(REAL)["per_frame"][2] == {"frame_index": 2, "total_ms": 40, "cold": None}
     assert profile_json([])["realtime_factor"] is None
+    assert profile_json([timing(0, 0.0)])["realtime_factor"] is None  # a clock that stood still

@@ -10,7 +10,7 @@ from tests.conftest import GOLDEN_FOLDERS
 from voicechat_core import AudioFrame, Event, TranscriptDelta, VoiceChat, duplex, live, load
 from voicechat_core.noise import RecordedNoise
 from voicechat_core.session import Session, SessionOptions
-from voicechat_core.streaming import answer, events_of
+from voicechat_core.streaming import collect, events_of
 from voicechat_core.verify import tolerance
 
 FRAMES = 130
@@ -44,7 +44,7 @@ def test_streaming_is_the_whole_clip(voicechat: VoiceChat, prompt: str, samples:
     wav = speech_like(FRAMES)[:samples]
     offline = voicechat.generate(wav, system_prompt=prompt, seed=3)
     session = voicechat.session(system_prompt=prompt, seed=3)
-    streamed = answer(voicechat.model, session, events_of(session, wav, CHUNK))
+    streamed = collect(voicechat, session, list(events_of(session, wav, CHUNK)))
     assert streamed.frames == offline.frames == FRAMES
     assert streamed.text_tokens == offline.text_tokens
     assert streamed.function_tokens == offline.function_tokens

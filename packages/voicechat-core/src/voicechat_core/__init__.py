@@ -37,10 +37,10 @@ from voicechat_core.events import (
     TextDelta,
     TranscriptDelta,
 )
+from voicechat_core.profile import Profiler
 
 if TYPE_CHECKING:
     from voicechat_core.offline import GenerationResult
-    from voicechat_core.profile import Profiler
     from voicechat_core.session import Session
     from voicechat_core.snapshot import Snapshot
     from voicechat_core.voicechat import VoiceChat, load
@@ -76,7 +76,6 @@ __version__ = version("voicechat-core")
 
 _NEEDS_MLX = {
     "GenerationResult": "voicechat_core.offline",
-    "Profiler": "voicechat_core.profile",
     "Session": "voicechat_core.session",
     "Snapshot": "voicechat_core.snapshot",
     "VoiceChat": "voicechat_core.voicechat",

@@ -8,7 +8,7 @@ from voicechat_core.errors import ContextLimitError, InputError
 from voicechat_core.model import VoiceChatModel
 from voicechat_core.noise import check_seed
 
-__all__ = ["check_arguments", "check_positions", "whole"]
+__all__ = ["check_arguments", "check_positions", "heard_samples", "whole"]
 
 
 def check_arguments(
@@ -56,3 +56,9 @@ def check_positions(model: VoiceChatModel, prompt_length: int, frames: int) -> N
             f"{prompt_length} prompt tokens and {frames} frames are {prompt_length + frames} positions; "
             f"max_position_embeddings is {limit}"
         )
+
+
+def heard_samples(model: VoiceChatModel, samples: int, extra_seconds: float, max_frames: int | None) -> int:
+    """How many samples a run hears: the recording's, silence after it, or what ``max_frames`` leaves of both."""
+    length = samples + int(extra_seconds * model.config.input_sample_rate)
+    return length if max_frames is None else min(length, max_frames * model.config.input_frame_samples)

@@ -9,23 +9,29 @@ from importlib.metadata import version
 from io import TextIOWrapper
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
 from voicechat_core.errors import ContextLimitError, InputError, VoiceChatError
 from voicechat_core.files import expanded
+from voicechat_core.profile import profile_json, profile_text
 from voicechat_core.terminal import discard, printable
 
 if TYPE_CHECKING:
     from voicechat_core.convert import Converted
     from voicechat_core.offline import GenerationResult
     from voicechat_core.quantization import Quantization
+    from voicechat_core.streaming import Streamed
 
 __all__ = ["main"]
 
 CHECKPOINT_HELP = "A checkpoint: its directory, or its name on the hub, from where it is downloaded once."
 PRECISION_HELP = "auto (as the checkpoint's dense weights are stored), float32 or bfloat16."
+PROMPT_STEPS_HELP = (
+    "Step the speech decoder over the system prompt, as NVIDIA's offline run does; its live one does not."
+)
+CONTEXT_HELP = "Let the speech decoder look back at the voice prompt and this many frames only. Default: all, exactly."
 PUBLISHED_BITS = (4, 8)
 
 log = logging.getLogger(__name__)
@@ -117,6 +123,12 @@ def generate(
     extra_seconds: Annotated[float, typer.Option(help="Silence to listen to after the recording.", min=0)] = 0.0,
     max_frames: Annotated[int | None, typer.Option(help="Stop after this many 80 ms frames.", min=0)] = None,
     precision: Annotated[str, typer.Option(help=PRECISION_HELP)] = "auto",
+    tts_prompt_steps: Annotated[bool, typer.Option(help=PROMPT_STEPS_HELP)] = True,
+    tts_context_frames: Annotated[int | None, typer.Option(help=CONTEXT_HELP, min=1)] = None,
+    stream: Annotated[bool, typer.Option("--stream", help="Through a live session, frame by frame.")] = False,
+    profile: Annotated[
+        bool, typer.Option("--profile", help="With --stream: time every stage. Takes more than twice the time.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
 ) -> None:
     """Answer a recording: print what was said and answered, write the spoken answer."""
@@ -125,11 +137,14 @@ def generate(
     from voicechat_core.config import INPUT_SAMPLE_RATE
     from voicechat_core.hub import locate
     from voicechat_core.precision import check_precision
+    from voicechat_core.streaming import generate_live
     from voicechat_core.terminal import progress
     from voicechat_core.voicechat import load
 
     # What can be refused is refused before the work that it would cost.
-    check_arguments(system_prompt, seed, extra_seconds, max_frames)
+    check_arguments(system_prompt, seed, extra_seconds, max_frames, tts_context_frames)
+    if profile and not stream:
+        raise InputError("--profile times the frames of a live session: give --stream too")
     wanted = check_precision(precision)
     check_writable(output_audio)
     _refuse_overwriting(output_audio, [audio])
@@ -139,16 +154,20 @@ def generate(
     _refuse_overwriting(output_audio, parts)
     voicechat = load(directory, precision=wanted)
     with progress("positions") as report:
-        result = voicechat.generate(
-            samples,
-            system_prompt=system_prompt,
-            seed=seed,
-            extra_decoding_seconds=extra_seconds,
-            max_frames=max_frames,
-            progress=report,
-        )
+        options: dict[str, Any] = {
+            "system_prompt": system_prompt,
+            "seed": seed,
+            "extra_decoding_seconds": extra_seconds,
+            "max_frames": max_frames,
+            "tts_prompt_steps": tts_prompt_steps,
+            "tts_context_frames": tts_context_frames,
+            "progress": report,
+        }
+        streamed = generate_live(voicechat, samples, profile=profile, **options) if stream else None
+        result = voicechat.generate(samples, **options) if streamed is None else streamed.result
     write_wav(output_audio, result.audio, result.sample_rate)
-    _say(_as_json(result) if as_json else _as_text(result, output_audio))
+    shown = streamed if profile else None
+    _say(_as_json(result, shown) if as_json else _as_text(result, output_audio, shown))
 
 
 def _width() -> int:
@@ -163,19 +182,23 @@ def _refuse_overwriting(output: Path, inputs: list[Path]) -> None:
             raise InputError(f"{output}: the answer would overwrite its own input {path}")
 
 
-def _as_json(result: "GenerationResult") -> str:
-    names = ("transcript", "text", "function_text", "text_tokens", "function_tokens", "audio_codes", "frames")
-    fields = {name: getattr(result, name) for name in (*names, "sample_rate", "seed", "seconds")}
+def _as_json(result: "GenerationResult", profile: "Streamed | None") -> str:
+    fields = {name: value for name, value in vars(result).items() if name != "audio"}
     fields["audio_codes"] = result.audio_codes.tolist()
+    if profile is not None:
+        fields["profile"] = profile_json(profile.timings, profile.staged)
     return json.dumps(fields)
 
 
-def _as_text(result: "GenerationResult", output_audio: Path) -> str:
+def _as_text(result: "GenerationResult", output_audio: Path, profile: "Streamed | None") -> str:
     heard = "(this checkpoint has no transcript branch)" if result.transcript is None else result.transcript
     lines = [f"user:      {printable(heard, ' ')}", f"assistant: {printable(result.text, ' ')}"]
     if result.function_text:
         lines.append(f"function:  {printable(result.function_text, ' ')}")
-    return "\n".join([*lines, f"{output_audio}: {result.frames} frames, {result.seconds:.2f} s"])
+    lines.append(f"{output_audio}: {result.frames} frames, {result.seconds:.2f} s")
+    if profile is not None:
+        lines += ["", profile_text(profile.timings, profile.staged)]
+    return "\n".join(lines)
 
 
 @app.command()

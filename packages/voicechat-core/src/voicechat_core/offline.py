@@ -12,7 +12,7 @@ import mlx.core as mx
 import numpy as np
 
 from voicechat_core import duplex
-from voicechat_core.arguments import check_arguments, check_positions, whole
+from voicechat_core.arguments import check_arguments, check_positions, heard_samples, whole
 from voicechat_core.duplex import DuplexState, Frame
 from voicechat_core.errors import ModelError
 from voicechat_core.model import VoiceChatModel
@@ -24,7 +24,7 @@ from voicechat_core.noise import KeyedNoise, Noise, check_seed
 from voicechat_core.prompt import PromptStates
 from voicechat_core.tokenizer import SpecialIds
 
-__all__ = ["GenerationResult", "Progress", "Timeline", "generate", "heard_samples", "run_timeline", "speech"]
+__all__ = ["GenerationResult", "Progress", "Timeline", "generate", "run_timeline", "speech"]
 
 Progress = Callable[[int, int], None]  # positions done, positions in all: prompt tokens and frames
 
@@ -199,12 +199,6 @@ def generate(
     noise = KeyedNoise(seed, model.config.tts_config)
     timeline = run_timeline(model, heard, prompt_ids, noise, opening=opening, progress=progress)
     return _result(model, timeline, seed, tts_prompt_steps, tts_context_frames)
-
-
-def heard_samples(model: VoiceChatModel, samples: int, extra_seconds: float, max_frames: int | None) -> int:
-    """How many samples a run hears: the recording's, silence after it, or what ``max_frames`` leaves of both."""
-    length = samples + int(extra_seconds * model.config.input_sample_rate)
-    return length if max_frames is None else min(length, max_frames * model.config.input_frame_samples)
 
 
 def _result(

@@ -6,6 +6,7 @@ one it sees the stages, and a total that is too large. A report (``profile_text`
 """
 
 import math
+import textwrap
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -18,7 +19,7 @@ __all__ = ["FRAME_MS", "STAGES", "FrameTiming", "Profiler", "Summary", "profile_
 
 FRAME_MS = 80.0
 STAGES = ("perception", "rnnt", "language", "tts", "codec")
-# What a process does for the first time: kernels are compiled, buffers allocated. Counted from the first frame seen.
+# What is done for the first time: kernels are compiled, buffers allocated.
 COLD = ("first frame", "second frame")
 
 
@@ -33,7 +34,7 @@ class FrameTiming:
 
 
 class Profiler:
-    """Collects the timings of one session. ``timings`` holds one entry a frame, at most the session's positions."""
+    """Collects the timings of a session, or of one after another: ``timings`` has an entry for each frame."""
 
     def __init__(
         self, wait: Callable[..., object] | None = None, clock: Callable[[], float] = time.perf_counter
@@ -57,7 +58,9 @@ class Profiler:
         start = self._last = self._clock()
         yield
         total = self._clock() - start
-        cold = COLD[len(self.timings)] if len(self.timings) < len(COLD) else None
+        # The first of a session, or the first seen here: a resumed session begins at a later index.
+        place = min(index, len(self.timings))
+        cold = COLD[place] if place < len(COLD) else None
         self.timings.append(FrameTiming(index, 1000 * total, self._stages, cold))
 
     def mark(self, stage: str, *values: Any) -> None:
@@ -72,7 +75,8 @@ class Profiler:
             return
         self._wait(*values)
         now = self._clock()
-        self._stages[stage], self._last = 1000 * (now - self._last), now
+        self._stages[stage] = self._stages.get(stage, 0.0) + 1000 * (now - self._last)
+        self._last = now
 
 
 @dataclass(frozen=True)
@@ -110,6 +114,11 @@ class Summary:
     cold: list[FrameTiming]
     cold_misses: int
 
+    @property
+    def miss_share(self) -> float | None:
+        """The part of the warm frames that missed the deadline, 0 to 1."""
+        return self.deadline_misses / self.frames if self.frames else None
+
     @classmethod
     def of(cls, timings: Iterable[FrameTiming]) -> "Summary":
         """Sum up."""
@@ -135,51 +144,86 @@ def _late(timings: list[FrameTiming]) -> int:
 
 # ---- reports
 
+WIDTH = 80
+COLD_LISTED = 10
 NOTE = (
-    "Stage times are taken with a wait after each stage, which a real frame does not have: they add up to\n"
-    "'total with waits'. 'total' is of the same frames without those waits, and is what a session costs."
+    "Stages and 'total with waits' are taken with a wait after each stage, which a real frame does not have. "
+    "'total' is of the same frames without those waits: what a session costs."
 )
 
 
 def profile_json(real: Iterable[FrameTiming], staged: Iterable[FrameTiming] = ()) -> dict[str, Any]:
-    """Both profilers' timings as one JSON object: sums, then every frame."""
+    """Both profilers' timings as one JSON object: sums, then every frame.
+
+    Raises:
+        InputError: when the two are not of the same frames, or ``real`` was taken with waits.
+    """
     real, staged = list(real), list(staged)
     true, waited = Summary.of(real), Summary.of(staged)
-    per_frame: list[dict[str, Any]] = [
-        {"frame_index": t.frame_index, "total_ms": t.total_ms, "cold": t.cold} for t in real
-    ]
-    for entry, t in zip(per_frame, staged, strict=False):
-        entry |= {"stages_with_waits_ms": t.stages_ms, "total_with_waits_ms": t.total_ms}
     return {
+        "note": NOTE if staged else None,
         "frame_ms": FRAME_MS,
         "frames": true.frames,
         "total": vars(true.total),
         "mean_ms": true.mean_ms,
         "realtime_factor": true.realtime_factor,
         "deadline_misses": true.deadline_misses,
+        "deadline_miss_share": true.miss_share,
         "cold_deadline_misses": true.cold_misses,
         "cold_frames": [{"frame_index": t.frame_index, "total_ms": t.total_ms, "why": t.cold} for t in true.cold],
         "stages_with_waits": {stage: vars(found) for stage, found in waited.stages.items()},
         "total_with_waits": vars(waited.total),
-        "per_frame": per_frame,
+        "per_frame": [_frame_json(a, b) for a, b in _paired(real, staged)],
     }
 
 
+def _paired(real: list[FrameTiming], staged: list[FrameTiming]) -> list[tuple[FrameTiming, FrameTiming | None]]:
+    """Each frame of the one run with the same frame of the other."""
+    if any(t.stages_ms for t in real):
+        raise InputError("the run without waits has stage times: it was taken with waits")
+    if not staged:
+        return [(t, None) for t in real]
+    indices = [[t.frame_index for t in run] for run in (real, staged)]
+    if indices[0] != indices[1]:
+        raise InputError(f"the two runs have different frames: {len(real)} and {len(staged)}")
+    return list(zip(real, staged, strict=True))
+
+
+def _frame_json(real: FrameTiming, staged: FrameTiming | None) -> dict[str, Any]:
+    waited = {}
+    if staged is not None:
+        waited = {"stages_with_waits_ms": staged.stages_ms, "total_with_waits_ms": staged.total_ms}
+    return {"frame_index": real.frame_index, "total_ms": real.total_ms, "cold": real.cold, **waited}
+
+
 def profile_text(real: Iterable[FrameTiming], staged: Iterable[FrameTiming] = ()) -> str:
-    """The same as a table for people, 80 columns at most but for the note."""
+    """The same as a table for people, of 80 columns.
+
+    Raises:
+        InputError: as ``profile_json``.
+    """
+    real, staged = list(real), list(staged)
+    _paired(real, staged)
     true, waited = Summary.of(real), Summary.of(staged)
-    rows = list(waited.stages.items())
-    if rows:
-        rows.append(("total with waits", waited.total))
-    rows.append(("total", true.total))
-    lines = [f"{'ms a frame':<18}{'p50':>9}{'p95':>9}{'p99':>9}{'max':>9}"]
-    lines += [f"{name:<18}" + "".join(f"{_ms(value):>9}" for value in vars(row).values()) for name, row in rows]
-    speed = "-" if true.realtime_factor is None else f"{true.realtime_factor:.2f} (80 ms over the mean)"
-    lines += ["", f"realtime factor   {speed}"]
-    lines.append(f"deadline misses   {true.deadline_misses} of {true.frames} warm frames over {FRAME_MS:.0f} ms")
-    cold = ", ".join(f"frame {t.frame_index} {_ms(t.total_ms)} ms ({t.cold})" for t in true.cold)
-    lines.append(f"cold frames       {cold or 'none'}; counted nowhere else")
-    return "\n".join([*lines, *(["", NOTE] if waited.stages else [])])
+    rows = [*waited.stages.items(), *([("total with waits", waited.total)] if staged else []), ("total", true.total)]
+    table = [f"{'ms a frame':<18}{'p50':>9}{'p95':>9}{'p99':>9}{'max':>9}"]
+    table += [f"{name:<18}" + "".join(f"{_ms(value):>9}" for value in vars(row).values()) for name, row in rows]
+    lines = [*_verdict(true), *([NOTE] if staged else [])]
+    return "\n".join([*table, "", *(part for line in lines for part in textwrap.wrap(line, WIDTH))])
+
+
+def _verdict(true: Summary) -> Iterator[str]:
+    if true.realtime_factor is None or true.miss_share is None:
+        yield "no warm frames"
+    else:
+        yield f"realtime factor: {true.realtime_factor:.2f} (80 ms over the mean; above 1 it keeps up)"
+        yield (
+            f"deadline misses: {true.deadline_misses} of {true.frames} warm frames over 80 ms "
+            f"({100 * true.miss_share:.2f} %), {true.cold_misses} of {len(true.cold)} cold ones"
+        )
+    listed = [f"frame {t.frame_index} {_ms(t.total_ms)} ms ({t.cold})" for t in true.cold[:COLD_LISTED]]
+    more = [f"{len(true.cold) - COLD_LISTED} more"] if len(true.cold) > COLD_LISTED else []
+    yield "cold frames, counted nowhere else: " + (", ".join([*listed, *more]) or "none")
 
 
 def _ms(value: float | None) -> str:
