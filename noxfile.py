@@ -59,6 +59,17 @@ def demo(session: nox.Session) -> None:
 
 
 @nox.session
+def bench(session: nox.Session) -> None:
+    """Five minutes of a live session on a small checkpoint, with all of the history and with a bounded one."""
+    install_packages(session)
+    checkpoint = Path(session.create_tmp()) / "tiny"
+    shutil.rmtree(checkpoint, ignore_errors=True)
+    session.run("voicechat", "synthesize", str(checkpoint), "--seed", "0")
+    for bound in ([], ["--tts-context-frames", "250"]):
+        session.run("voicechat", "bench", "-m", str(checkpoint), "--minutes", "5", *bound, *session.posargs)
+
+
+@nox.session
 def lint(session: nox.Session) -> None:
     """Style, formatting, and the directions in which modules may import each other."""
     install_packages(session, *group("lint"))

@@ -1,4 +1,4 @@
-"""The ``voicechat`` command: generate, inspect, list, quantize, convert, synthesize, verify."""
+"""The ``voicechat`` command: generate, inspect, list, quantize, convert, synthesize, bench, verify."""
 
 import json
 import logging
@@ -304,6 +304,36 @@ def _convert(source: str, target: Path, quantization: "Quantization | None", dty
 
 def _sizes(done: "Converted") -> str:
     return f"{done.bytes_after / 1e9:.3f} GB, from {done.bytes_before / 1e9:.3f} GB"
+
+
+@app.command()
+def bench(
+    model: Annotated[str, typer.Option("-m", "--model", help=CHECKPOINT_HELP)],
+    frames: Annotated[int, typer.Option(help="Frames of 80 ms that the session lasts.", min=4)] = 750,
+    minutes: Annotated[float | None, typer.Option(help="Instead of --frames: 5 minutes are 3,750.", min=0.01)] = None,
+    tts_context_frames: Annotated[int | None, typer.Option(help=CONTEXT_HELP, min=1)] = None,
+    effect: Annotated[
+        bool, typer.Option("--effect", help="Also measure what --tts-context-frames changes in values.")
+    ] = False,
+    precision: Annotated[str, typer.Option(help=PRECISION_HELP)] = "auto",
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
+) -> None:
+    """Time a live session: percentiles of a frame, its first half minute against its last, memory at both."""
+    from voicechat_core.bench import bench as run
+    from voicechat_core.bench import bench_json, bench_text, context_effect
+    from voicechat_core.hub import locate
+    from voicechat_core.precision import check_precision
+    from voicechat_core.terminal import progress
+    from voicechat_core.voicechat import load
+
+    wanted, count = check_precision(precision), frames if minutes is None else max(4, round(minutes * 750))
+    if effect and tts_context_frames is None:
+        raise InputError("--effect measures --tts-context-frames: give that too")
+    voicechat = load(locate(model), precision=wanted)
+    with progress("frames") as report:
+        found = run(voicechat, frames=count, tts_context_frames=tts_context_frames, progress=report)
+    changed = context_effect(voicechat, count, tts_context_frames) if effect and tts_context_frames else None
+    _say(json.dumps(bench_json(found, changed)) if as_json else bench_text(found, changed))
 
 
 @app.command()
