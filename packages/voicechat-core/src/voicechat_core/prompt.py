@@ -75,6 +75,8 @@ class PromptStates:
     def speech(self, steps: int, after_each: Callable[[int], None] | None = None) -> SpeechState:
         """The speech decoder after the voice prompt and ``steps`` PAD steps."""
         longest = self._extend(steps, after_each)
+        if longest.steps == steps:
+            return states.copy(longest)
         tts = self.model.networks.tts_model.tts_model
         rewound = tts.rewound(longest.ear_tts, longest.steps - steps)
         if rewound is None:  # a window no longer than the prompt has forgotten what stood before
