@@ -22,7 +22,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from voicechat_core import VoiceChat, load
+from voicechat_core import Event, VoiceChat, load
 from voicechat_core.audio import read_audio
 from voicechat_core.config import TextConfig, TtsConfig, VoiceChatConfig
 from voicechat_core.hub import locate
@@ -281,6 +281,18 @@ def test_a_session_gives_as_many_frames(voicechat: VoiceChat, general: General) 
     """ceil(249734 / 1280) is 196 too: NVIDIA's run has one frame more only where the last is not that short."""
     result = voicechat.generate(general.samples, system_prompt=general.prompt)
     assert (result.frames, result.audio.shape) == (196, (345_744,))
+
+
+def test_chunks_do_not_matter_to_a_live_session(voicechat: VoiceChat, general: General) -> None:
+    """Equal to the bit in one push, in a sound card's chunks, and through a fork in the middle."""
+    samples = general.samples[: 30 * 1280]
+    whole = [*voicechat.session(system_prompt=general.prompt).push(samples)]
+    session, events = voicechat.session(system_prompt=general.prompt), list[Event]()
+    for start in range(0, len(samples), 1024):
+        if start == 15 * 1024:
+            session = session.fork()
+        events += session.push(samples[start : start + 1024])
+    assert events == whole
 
 
 @pytest.mark.filterwarnings("always::UserWarning")
