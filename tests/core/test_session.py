@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +18,23 @@ from voicechat_core import (
     ContextLimitError,
     Done,
     Event,
+    FunctionDelta,
     InputError,
     ModelError,
-    Session,
+    Profiler,
     SessionClosedError,
     Snapshot,
+    TextDelta,
     VoiceChat,
     VoiceChatError,
+    duplex,
     load,
 )
 from voicechat_core.nn import state as states
 from voicechat_core.nn.ear_tts import EarTTS
 from voicechat_core.nn.nemotron_h import NemotronH
+from voicechat_core.profile import STAGES
+from voicechat_core.prompt import PromptStates
 from voicechat_core.streaming import events_of
 
 
@@ -183,6 +189,17 @@ def test_reset_is_a_new_session(tiny: VoiceChat, ended: str) -> None:
     assert [*session.push(samples)] == first
 
 
+def test_an_iterator_from_before_a_reset_takes_nothing_of_what_follows(tiny: VoiceChat) -> None:
+    session, samples = tiny.session(), sound(3)
+    expected = [*tiny.session().push(samples)]
+    old = session.push(samples)
+    next(old)
+    session.reset()
+    new = session.push(samples)
+    assert [*old] == []
+    assert [*new] == expected
+
+
 # ---- limits and bad input
 
 
@@ -205,10 +222,19 @@ def test_the_limit_is_seen_in_a_padded_frame_too(tiny: VoiceChat) -> None:
 
 
 def test_what_is_pending_is_bounded_by_the_limit(tiny: VoiceChat) -> None:
-    session = tiny.session(max_frames=2)
-    for _ in range(50):
-        session.push(sound(1))
+    session, other, samples = tiny.session(max_frames=2), tiny.session(), sound(50)
+    session.push(samples)
     assert session._framing.received == 3 * 1280
+    with pytest.raises(ContextLimitError, match="frame 2"):
+        session.push(sound(1))
+    events = session.push(np.zeros(0, np.float32))
+    found = [next(events) for _ in range(len([*other.push(samples[:2560])]))]
+    assert len(audio(found)) == 2
+    with pytest.raises(ContextLimitError, match="frame 2"):
+        next(events)
+    with pytest.raises(ContextLimitError, match="frame 2"):
+        session.push(sound(0.01))  # nothing more is heard, not even a little
+    assert [*session.flush()][-1] == Done(2)
 
 
 @pytest.mark.parametrize(
@@ -403,6 +429,7 @@ def test_a_snapshot_goes_on_to_the_bit(tiny: VoiceChat, tmp_path: Path) -> None:
         assert [*resumed.push(samples[5000:]), *resumed.flush(tail=True)] == rest
         assert resumed.text == session.text
         assert resumed.transcript == session.transcript
+        assert resumed.function_text == session.function_text != ""
     assert tiny.resume(tmp_path / "state.safetensors").options == session.options
 
 
@@ -479,5 +506,218 @@ def test_draws_are_a_matter_of_seed_and_frame(tiny: VoiceChat) -> None:
     assert [*tiny.session(seed=7).push(samples)] != first
 
 
-def test_a_session_is_what_load_gives(tiny: VoiceChat) -> None:
-    assert isinstance(tiny.session(), Session)
+# ---- what reviewers found untested
+
+
+def test_an_interrupt_in_a_frame_ends_the_session(tiny: VoiceChat, monkeypatch: pytest.MonkeyPatch) -> None:
+    session, samples = tiny.session(), sound(3)
+    events = session.push(samples)
+    next(events)
+    with monkeypatch.context() as patch:
+        patch.setattr("voicechat_core.duplex.step", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            deque(events, maxlen=0)
+    assert session.closed
+    assert "_live" not in vars(session)  # its memory is free
+    with pytest.raises(SessionClosedError, match="by the failure of frame 1"):
+        session.push(samples)
+
+
+def interrupt(*arguments: Any, **names: Any) -> None:
+    raise KeyboardInterrupt
+
+
+def test_an_interrupted_prompt_is_computed_again(tiny_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    voicechat, samples, left = load(tiny_path), sound(3), [3]
+    step = duplex.prompt_step
+
+    def stopped(*arguments: Any) -> Any:
+        left[0] -= 1
+        return step(*arguments) if left[0] else interrupt()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(duplex, "prompt_step", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            voicechat.session(system_prompt="Be concise.")
+    session = voicechat.session(system_prompt="Be concise.")
+    assert [*session.push(samples)] == [*load(tiny_path).session(system_prompt="Be concise.").push(samples)]
+
+
+def test_a_reset_that_fails_changes_nothing(tiny: VoiceChat, monkeypatch: pytest.MonkeyPatch) -> None:
+    session, other, samples = tiny.session(), tiny.session(), sound(4)
+    expected, found = [*other.push(samples)], [*session.push(samples[:2000])]
+    with monkeypatch.context() as patch:
+        patch.setattr(PromptStates, "opening", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            session.reset()
+    assert [*found, *session.push(samples[2000:])] == expected
+
+
+@pytest.mark.parametrize("frames", range(1, 9))
+def test_texts_end_as_those_of_generate(tiny: VoiceChat, frames: int) -> None:
+    """Random tokens end inside a character now and then, on each channel: the flush says U+FFFD for it."""
+    session, result = tiny.session(), tiny.generate(sound(frames))
+    events = [*session.push(sound(frames)), *session.flush()]
+    joined = ["".join(e.text for e in events if isinstance(e, kind)) for kind in (TextDelta, FunctionDelta)]
+    assert joined == [session.text, session.function_text] == [result.text, result.function_text]
+
+
+@pytest.mark.parametrize("context", [1, 4, 25, 30])
+@pytest.mark.parametrize("prompt", ["", "Be concise."])
+def test_a_bounded_history_offline_and_live(tiny: VoiceChat, prompt: str, context: int) -> None:
+    samples = sound(20)
+    offline = tiny.generate(samples, system_prompt=prompt, tts_context_frames=context)
+    exact = tiny.generate(samples, system_prompt=prompt)
+    frames = audio([*tiny.session(system_prompt=prompt, tts_context_frames=context).push(samples)])
+    assert np.array_equal([f.codes for f in frames], offline.audio_codes)
+    assert offline.tts_context_frames == context
+    steps = 20 + len(tiny.model.prompt_ids(prompt)) - 1  # none at time 0
+    assert np.array_equal(offline.audio_codes, exact.audio_codes) == (context >= steps)
+
+
+def test_a_bound_pins_the_voice_prompt(tiny: VoiceChat) -> None:
+    caches = tiny.prompts.opening([], tts_context_frames=9).speech.ear_tts.caches
+    assert {(c.pinned, c.newest) for c in caches} == {(tiny.model.config.prompt_frames, 9)}
+
+
+def test_sound_that_is_no_number_is_an_error(tiny: VoiceChat) -> None:
+    codec = tiny.model.networks.tts_model.audio_codec.decoder.layers[-1]
+    before, codec.weight = codec.weight, codec.weight * float("nan")
+    try:
+        with pytest.raises(ModelError, match="frame 0"):
+            list(tiny.session().push(sound(1)))
+    finally:
+        codec.weight = before
+
+
+def test_a_profiler_sees_every_stage_and_changes_nothing(tiny: VoiceChat) -> None:
+    waited: list[int] = []
+    staged, real = Profiler(wait=lambda *arrays: waited.append(len(arrays))), Profiler()
+    sessions = [tiny.session(profiler=p) for p in (None, staged, real)]
+    events = [[*session.push(sound(3))] for session in sessions]
+    assert events[0] == events[1] == events[2]
+    assert [t.frame_index for t in staged.timings] == [t.frame_index for t in real.timings] == [0, 1, 2]
+    assert all(list(t.stages_ms) == list(STAGES) for t in staged.timings)
+    assert all(t.stages_ms == {} for t in real.timings)
+    states_of_llm, states_of_tts = 2 * 2 + 2, 7 * 2  # two Mamba layers, one attention; seven layers' keys and values
+    first = [2, 0, 3 + states_of_llm, 2 + states_of_tts + 1, 0]
+    assert waited == first * 3
+
+
+def test_a_fork_takes_a_profiler_of_its_own(tiny: VoiceChat) -> None:
+    session, profiler = tiny.session(profiler=Profiler()), Profiler()
+    list(session.push(sound(2)))
+    list(session.fork(profiler=profiler).push(sound(2)))
+    assert [t.frame_index for t in profiler.timings] == [2, 3]
+
+
+def test_a_later_flush_may_still_ask_for_the_tail(tiny: VoiceChat) -> None:
+    session = tiny.session()
+    list(session.push(sound(1)))
+    session.flush()
+    assert [type(e) for e in session.flush(tail=True)][-2:] == [AudioTail, Done]
+
+
+def test_after_a_limit_in_a_flush_the_session_is_open(tiny: VoiceChat) -> None:
+    session = tiny.session(max_frames=1)
+    list(session.push(sound(1.1)))
+    with pytest.raises(ContextLimitError):
+        list(session.flush())
+    assert not session.closed
+    assert session.snapshot().nbytes > 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"max_frames": True}, "max_frames is True"),
+        ({"tts_context_frames": True}, "tts_context_frames is True"),
+        ({"tts_prompt_steps": "no"}, "tts_prompt_steps is 'no'"),
+        ({"wait_for_full_frame": np.array([1, 2])}, "wait_for_full_frame is array"),
+        ({"profiler": Profiler}, "profiler is <class"),
+    ],
+)
+def test_options_of_another_kind(tiny: VoiceChat, arguments: dict[str, Any], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        tiny.session(**arguments)
+
+
+def test_arrays_of_other_kinds(tiny: VoiceChat) -> None:
+    samples = sound(2)
+    pcm = (samples * 8000).astype(np.int16)
+    expected = [*tiny.session().push(pcm)]
+    assert [*tiny.session().push(pcm.astype(">i2"))] == expected
+    for wrong in ([[1.0], [2.0, 3.0]], np.ma.masked_array(samples, samples > 0), mx.zeros((4,), mx.bfloat16)):
+        with pytest.raises(AudioError):
+            tiny.session().push(wrong)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="sample_rate is array"):
+        tiny.session().push(samples, sample_rate=np.array([16000, 16000]))  # type: ignore[arg-type]
+
+
+def test_one_weight_of_another_value_is_another_model(tiny: VoiceChat, broken: Path) -> None:
+    """Also a matrix, and also a vocabulary."""
+    snapshot = tiny.session().snapshot()
+    weights = mx.load(str(broken / "model.safetensors"))
+    negated = {name: -x if name.endswith("lm_head.weight") else x for name, x in weights.items()}  # type: ignore[union-attr]
+    mx.save_safetensors(str(broken / "model.safetensors"), negated, {"format": "mlx"})
+    with pytest.raises(InputError, match="fingerprint"):
+        load(broken).resume(snapshot)
+    half = load(broken, precision="bfloat16")
+    assert half.model.fingerprint != load(broken).model.fingerprint
+
+
+def test_another_vocabulary_is_another_model(tiny: VoiceChat, broken: Path) -> None:
+    text = (broken / "tokenizer.json").read_text()
+    data = json.loads(text)
+    vocab = data["model"]["vocab"]
+    first, second = [token for token in vocab if token.isalpha()][:2]
+    vocab[first], vocab[second] = vocab[second], vocab[first]
+    (broken / "tokenizer.json").write_text(json.dumps(data))
+    with pytest.raises(InputError, match="fingerprint"):
+        load(broken).resume(tiny.session().snapshot())
+
+
+def spoilt(path: Path, arrays: dict[str, mx.array] | None = None, **facts: Any) -> None:
+    """The file again with other arrays or facts, under the old digest."""
+    found: Any = mx.load(str(path), return_metadata=True)
+    metadata = found[1]
+    metadata["voicechat_snapshot"] = json.dumps({**json.loads(metadata["voicechat_snapshot"]), **facts})
+    mx.save_safetensors(str(path), {**found[0], **(arrays or {})}, metadata)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"arrays": {"duplex.text": mx.full((1, 1), 10**8, dtype=mx.int32)}},
+        {"arrays": {"duplex.extra": mx.zeros((1,))}},
+        {"numbers": None},
+        {"framing": {"received": 10**9, "taken": 1}},
+        {"options": []},
+        {"fingerprint": None},
+        {"format": 2},
+    ],
+)
+def test_a_file_that_was_changed_is_refused(tiny: VoiceChat, tmp_path: Path, change: dict[str, Any]) -> None:
+    path = tmp_path / "state.safetensors"
+    tiny.session().snapshot().save(path)
+    assert tiny.resume(path).frame_index == 0
+    spoilt(path, **change)
+    with pytest.raises(InputError, match="not as it was written"):
+        tiny.resume(path)
+
+
+@pytest.mark.parametrize(
+    "change", [{"options": []}, {"framing": {}}, {"numbers": None}, {"text": {"text": "", "unfinished": "zz"}}]
+)
+def test_a_value_that_lacks_something_is_refused(tiny: VoiceChat, change: dict[str, Any]) -> None:
+    snapshot = tiny.session().snapshot()
+    with pytest.raises(InputError):
+        tiny.resume(Snapshot(snapshot.arrays, {**snapshot.facts, **change}))
+
+
+def test_a_snapshot_is_compared_by_identity_and_not_changed(tiny: VoiceChat, tmp_path: Path) -> None:
+    snapshot = tiny.session(system_prompt="hi").snapshot()
+    assert snapshot == snapshot != tiny.session(system_prompt="hi").snapshot()
+    assert tiny.resume(snapshot).options.prompt_ids == tuple(tiny.model.prompt_ids("hi"))
+    snapshot.save(tmp_path / ("a" * 240))
+    assert tiny.resume(tmp_path / ("a" * 240)).frame_index == 0

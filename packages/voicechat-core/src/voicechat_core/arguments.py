@@ -4,11 +4,13 @@ import operator
 import re
 from numbers import Integral, Real
 
+import numpy as np
+
 from voicechat_core.errors import ContextLimitError, InputError
 from voicechat_core.model import VoiceChatModel
 from voicechat_core.noise import check_seed
 
-__all__ = ["check_arguments", "check_positions", "heard_samples", "whole"]
+__all__ = ["check_arguments", "check_flags", "check_positions", "heard_samples", "whole"]
 
 
 def check_arguments(
@@ -35,8 +37,19 @@ def check_arguments(
             f"extra_decoding_seconds is {extra_decoding_seconds!r}; a finite number of at least 0 is needed"
         )
     for name, value, least in (("max_frames", max_frames, 0), ("tts_context_frames", tts_context_frames, 1)):
-        if value is not None and not (isinstance(value, Integral) and value >= least):
+        if value is not None and not (isinstance(value, Integral) and not isinstance(value, bool) and value >= least):
             raise InputError(f"{name} is {value!r}; a whole number of at least {least} is needed")
+
+
+def check_flags(**flags: bool) -> None:
+    """Refuse what is neither true nor false.
+
+    Raises:
+        InputError: naming the flag and its value.
+    """
+    for name, value in flags.items():
+        if not isinstance(value, bool | np.bool_):
+            raise InputError(f"{name} is {value!r}; True or False is needed")
 
 
 def whole(number: int | None) -> int | None:

@@ -98,13 +98,18 @@ def check_samples(samples: npt.ArrayLike) -> Samples:
     Raises:
         AudioError: for another type or number of axes, for a sample that is not finite or out of all scale.
     """
-    array = np.asarray(samples)
+    try:
+        array = np.asarray(samples)
+    except Exception as error:  # whatever an object's own conversion raises
+        raise AudioError(f"samples are {type(samples).__name__} and cannot be read as numbers: {error}") from error
+    if isinstance(samples, np.ma.MaskedArray):
+        raise AudioError("samples are a masked array: fill what is masked first")
     if array.ndim != 1:
         raise AudioError(
             f"samples have shape {array.shape}; one channel [S] is needed: mix down first (mean over channels)"
         )
-    if array.dtype == np.int16:
-        return pcm16_to_float(array)
+    if array.dtype.newbyteorder("=") == np.int16:
+        return pcm16_to_float(array.astype(np.int16))
     if not np.issubdtype(array.dtype, np.floating):
         raise AudioError(f"samples are {array.dtype}; float32 (full scale 1.0) or int16 is needed")
     return _require_sane(array)

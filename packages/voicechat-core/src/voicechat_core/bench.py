@@ -11,6 +11,7 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
+from voicechat_core.arguments import check_positions
 from voicechat_core.errors import InputError
 from voicechat_core.events import AudioFrame
 from voicechat_core.nn import state as states
@@ -75,6 +76,7 @@ def bench(
     session = voicechat.session(
         system_prompt=system_prompt, tts_context_frames=tts_context_frames, profiler=profiler, max_frames=frames
     )
+    check_positions(voicechat.model, len(session.options.prompt_ids), frames)
     mx.reset_peak_memory()
     rng, held = np.random.default_rng(0), {}
     for index in range(frames):

@@ -4,6 +4,7 @@ The tree's attribute names are the checkpoint's: ``stt_model`` listens and think
 """
 
 import hashlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -21,9 +22,11 @@ from voicechat_core.nn.perception import Perception
 from voicechat_core.nn.rnnt import RnntDecoder, RnntJoint
 from voicechat_core.nn.state import evaluate
 from voicechat_core.tokenizer import RnntVocabulary, Tokenizer
-from voicechat_core.weights import named_parameters
+from voicechat_core.weights import NUMBERS_AT_ONCE, named_parameters
 
 __all__ = ["Networks", "SttModel", "TtsModel", "VoiceChatModel", "char_table"]
+
+WORDS = {1: mx.uint8, 2: mx.uint16, 4: mx.uint32, 8: mx.uint64}  # by bytes of a number
 
 
 class SttModel(nn.Module):
@@ -73,6 +76,17 @@ def char_table(config: VoiceChatConfig, tokenizer: Tokenizer) -> CharTable:
     )
 
 
+def _row_words(parameter: mx.array) -> Iterator[mx.array]:
+    """A word ``[rows]`` uint32 of each row's bits, in which each bit and its place count; a block of rows at a time."""
+    bits = parameter.reshape(-1, parameter.shape[-1] if parameter.ndim else 1).view(WORDS[parameter.dtype.size])
+    places = mx.arange(bits.shape[1], dtype=mx.uint32) * 2654435769 + 1 | 1  # odd, so that no low bit is lost
+    rows = max(1, NUMBERS_AT_ONCE // max(1, bits.shape[1]))
+    for start in range(0, bits.shape[0], rows):
+        block = bits[start : start + rows].astype(mx.uint32)
+        # The sign, the highest bit, must reach the others: an even number of them would add up to nothing.
+        yield ((block ^ (block >> 16)) * places).sum(axis=-1)
+
+
 @dataclass(frozen=True)
 class VoiceChatModel:
     """Networks, vocabularies, and the tables derived from both.
@@ -109,15 +123,17 @@ class VoiceChatModel:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Tells builds and precisions apart: of the config, every parameter's name, shape and format, and every vector.
+        """Tells checkpoints, builds and precisions apart: 16 hexadecimal digits, computed once.
 
-        Vectors (norms, biases) are 0.1 % of the numbers and differ between any two trained models.
+        Of the config, both vocabularies, and every parameter's name, shape, format and bits: each row is summed up on
+        the device, so that the host hashes one word a row.
         """
         digest = hashlib.sha256(repr(self.config).encode())
+        digest.update(repr((sorted(self.tokenizer.vocab().items()), self.rnnt_vocabulary.pieces)).encode())
         for name, parameter in named_parameters(self.networks):
             digest.update(f"{name} {parameter.shape} {parameter.dtype}".encode())
-            if parameter.ndim == 1:
-                digest.update(np.array(parameter.astype(mx.float32)).tobytes())
+            for words in _row_words(parameter):
+                digest.update(np.array(words).tobytes())
         return digest.hexdigest()[:16]
 
     def prompt_ids(self, system_prompt: str | None) -> list[int]:

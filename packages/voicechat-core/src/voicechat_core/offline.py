@@ -12,7 +12,7 @@ import mlx.core as mx
 import numpy as np
 
 from voicechat_core import duplex
-from voicechat_core.arguments import check_arguments, check_positions, heard_samples, whole
+from voicechat_core.arguments import check_arguments, check_flags, check_positions, heard_samples, whole
 from voicechat_core.duplex import DuplexState, Frame
 from voicechat_core.errors import ModelError
 from voicechat_core.model import VoiceChatModel
@@ -182,6 +182,7 @@ def generate(
         ModelError: when the model computes something that is not a number.
     """
     check_arguments(system_prompt, seed, extra_decoding_seconds, max_frames, tts_context_frames)
+    check_flags(tts_prompt_steps=tts_prompt_steps)
     # Python's own numbers from here on: NumPy's small integers wrap around.
     seed, max_frames, tts_context_frames = check_seed(seed), whole(max_frames), whole(tts_context_frames)
     model = prompts.model
@@ -198,7 +199,7 @@ def generate(
     )
     noise = KeyedNoise(seed, model.config.tts_config)
     timeline = run_timeline(model, heard, prompt_ids, noise, opening=opening, progress=progress)
-    return _result(model, timeline, seed, tts_prompt_steps, tts_context_frames)
+    return _result(model, timeline, seed, bool(tts_prompt_steps), tts_context_frames)
 
 
 def _result(

@@ -18,13 +18,14 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
+from numbers import Real
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from voicechat_core import live
-from voicechat_core.arguments import check_arguments, check_positions, whole
+from voicechat_core.arguments import check_arguments, check_flags, check_positions, whole
 from voicechat_core.audio import check_samples
 from voicechat_core.detokenizer import IncrementalDetokenizer, IncrementalTranscript
 from voicechat_core.errors import ContextLimitError, InputError, ModelError, SessionClosedError
@@ -57,7 +58,7 @@ OPEN, ENDING, ENDED = "open", "ending", "ended"
 class SessionOptions:
     """What a session was opened with; ``max_frames`` is the caller's limit, or what the model has positions for."""
 
-    prompt_ids: list[int]
+    prompt_ids: tuple[int, ...]
     seed: int
     wait_for_full_frame: bool
     tts_prompt_steps: bool
@@ -78,12 +79,15 @@ def open_session(
 ) -> "Session":
     """A new session; see ``VoiceChat.session``."""
     check_arguments(system_prompt, seed, max_frames=max_frames, tts_context_frames=tts_context_frames)
+    check_flags(wait_for_full_frame=wait_for_full_frame, tts_prompt_steps=tts_prompt_steps)
+    if not isinstance(profiler, Profiler | None):
+        raise InputError(f"profiler is {profiler!r}; a Profiler or None is needed")
     prompt_ids = prompts.model.prompt_ids(system_prompt)
     check_positions(prompts.model, len(prompt_ids), 1)
     possible = prompts.model.config.text_config.max_position_embeddings - len(prompt_ids)
     wanted = possible if max_frames is None else min(operator.index(max_frames), possible)
     options = SessionOptions(
-        prompt_ids=prompt_ids,
+        prompt_ids=tuple(prompt_ids),
         seed=check_seed(seed),
         wait_for_full_frame=bool(wait_for_full_frame),
         tts_prompt_steps=bool(tts_prompt_steps),
@@ -129,11 +133,12 @@ class Session:
         self._stage = OPEN
         self._ended_by = ""
         self._wants_tail = False
+        self._past_limit = False
 
     def _opening(self) -> LiveState:
         options = self.options
         opening = self._prompts.opening(
-            options.prompt_ids,
+            list(options.prompt_ids),
             tts_prompt_steps=options.tts_prompt_steps,
             tts_context_frames=options.tts_context_frames,
         )
@@ -184,18 +189,24 @@ class Session:
             AudioError: for samples of another shape or type, or that are not finite. Nothing of them is heard.
             InputError: for another rate.
             SessionClosedError: after ``flush``, ``cancel`` or a failed frame.
-            ContextLimitError: while events are taken, where a frame would pass the limit. The events of all frames
-                before have been given, what was pending is dropped, and the session can still be flushed.
+            ContextLimitError: where a frame would pass the limit, mostly while events are taken. The events of all
+                frames before have been given, samples beyond are dropped, and the session can still be flushed.
             ModelError: while events are taken, where a frame's values are not numbers. This ends the session.
         """
         self._require_open()
-        rate = self._model.config.input_sample_rate
-        if sample_rate != rate:
+        rate, limit = self._model.config.input_sample_rate, self.options.max_frames
+        if not isinstance(sample_rate, Real) or sample_rate != rate:
             raise InputError(f"sample_rate is {sample_rate!r}; the model hears {rate} Hz: convert first")
         checked = check_samples(samples)
+        if checked.size and (self._past_limit or not self._framing.room(limit)):
+            raise self._limit_error()  # frames that are due already lose nothing by it
         # One frame more than allowed is enough to know that the limit is passed: what is pending stays bounded.
-        room = self._framing.room(self.options.max_frames + 1)
-        self._framing.push(np.array(checked[:room], copy=True))
+        heard = np.array(checked[: self._framing.room(limit + 1)], copy=True)
+        try:
+            self._framing.push(heard)
+        except BaseException:
+            self._end("an interrupt while samples were taken")
+            raise
         return self._taken()
 
     def flush(self, *, pad_partial: bool = True, tail: bool = False) -> Iterator[Event]:
@@ -211,7 +222,8 @@ class Session:
         if self._stage == OPEN:
             if pad_partial:
                 self._framing.pad()
-            self._stage, self._wants_tail = ENDING, tail
+            self._stage = ENDING
+        self._wants_tail = self._wants_tail or tail
         return self._taken()
 
     def cancel(self) -> list[Event]:
@@ -248,9 +260,12 @@ class Session:
         }
         return Snapshot.of(self._model, self._live, pending, facts)
 
-    def fork(self) -> "Session":
-        """Another session that goes on from here on its own: the same as to resume a snapshot of this one."""
-        return type(self).resumed(self._prompts, self.snapshot())
+    def fork(self, *, profiler: Profiler | None = None) -> "Session":
+        """Another session that goes on from here on its own: the same as to resume a snapshot of this one.
+
+        It has the ``profiler`` that it is given, not this one's.
+        """
+        return type(self).resumed(self._prompts, self.snapshot(), profiler=profiler)
 
     @classmethod
     def resumed(cls, prompts: PromptStates, snapshot: Snapshot, *, profiler: Profiler | None = None) -> "Session":
@@ -260,21 +275,32 @@ class Session:
             InputError: for a snapshot of another model or another kind of state.
         """
         facts = snapshot.facts_for(prompts.model)
-        state, pending = snapshot.state_for(prompts.model)
-        session = cls(prompts, SessionOptions(**facts["options"]), state=state, profiler=profiler)
-        session._framing.restore(facts["framing"], pending)
-        session._transcript.restore(facts["transcript"])
-        session._text.restore(facts["text"])
-        session._function.restore(facts["function"])
+        try:
+            state, pending = snapshot.state_for(prompts.model)
+            options = {**facts["options"], "prompt_ids": tuple(facts["options"]["prompt_ids"])}
+            session = cls(prompts, SessionOptions(**options), state=state, profiler=profiler)
+            session._framing.restore(facts["framing"], pending)
+            session._transcript.restore(facts["transcript"])
+            session._text.restore(facts["text"])
+            session._function.restore(facts["function"])
+        except (KeyError, TypeError, ValueError) as error:
+            if isinstance(error, InputError):
+                raise
+            raise InputError(f"the snapshot lacks something or is of another kind: {error!r}") from error
         return session
 
     # ---- frames
 
     def _taken(self) -> Iterator[Event]:
-        """Events one after another; a frame runs when all those before it have been taken."""
-        while True:
-            while self._events:
-                yield self._events.popleft()
+        """Events one after another; a frame runs when all those before it have been taken.
+
+        An iterator from before a reset ends: what follows is another conversation's.
+        """
+        events = self._events
+        while events is self._events:
+            if events:
+                yield events.popleft()
+                continue
             if self._stage == ENDED:
                 return
             if self._framing.due:
@@ -288,23 +314,23 @@ class Session:
     def _run_frame(self) -> None:
         index = self.frame_index
         if index >= self.options.max_frames:
-            self._refuse_frame(index)
-        samples = self._framing.take()
+            self._framing.drop()
+            self._stage, self._past_limit = OPEN, True
+            raise self._limit_error()
         try:
-            frame = self._step(index, samples)
+            frame = self._step(index, self._framing.take())
+            self._events.extend(self._frame_events(index, frame))
         except BaseException as error:  # an interrupt, too, leaves a state half consumed
+            self._events.clear()
             self._end(f"the failure of frame {index}")
             if isinstance(error, ModelError):
                 raise ModelError(f"frame {index}: {error}") from error
             raise
-        self._events.extend(self._frame_events(index, frame))
 
-    def _refuse_frame(self, index: int) -> None:
-        self._framing.drop()
-        self._stage = OPEN
-        raise ContextLimitError(
-            f"frame {index} would pass the session's limit of {self.options.max_frames} frames; "
-            "samples for it and after it are dropped"
+    def _limit_error(self) -> ContextLimitError:
+        limit = self.options.max_frames
+        return ContextLimitError(
+            f"frame {limit} would pass the session's limit of {limit} frames; samples for it and after it are dropped"
         )
 
     def _step(self, index: int, samples: npt.NDArray[np.float32]) -> LiveFrame:

@@ -5,9 +5,11 @@ taken (``pending``); everything else is one JSON object in the file's metadata. 
 from, to the build and the precision: the model's fingerprint is part of it.
 """
 
+import hashlib
 import json
 import uuid
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -27,11 +29,11 @@ from voicechat_core.nn import state as states
 __all__ = ["Snapshot"]
 
 FORMAT = 1
-KEY = "voicechat_snapshot"
+KEY, DIGEST = "voicechat_snapshot", "digest"
 PENDING = "pending"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Snapshot:
     """Copies: no session shares a buffer with it, so it can be resumed any number of times."""
 
@@ -60,7 +62,7 @@ class Snapshot:
         Raises:
             InputError: if it was taken from another model, another build of it, or in another precision.
         """
-        theirs, ours = self.facts["fingerprint"], model.fingerprint
+        theirs, ours = self.facts.get("fingerprint"), model.fingerprint
         if theirs != ours:
             raise InputError(
                 f"the snapshot was taken from a model with fingerprint {theirs}, this one's is {ours}: "
@@ -86,31 +88,46 @@ class Snapshot:
             InputError: naming the file, when it cannot be written.
         """
         target = Path(path)
-        draft = target.with_name(f".{target.name}.{uuid.uuid4().hex}.safetensors")  # MLX adds the suffix otherwise
+        draft = target.with_name(f".{uuid.uuid4().hex}.safetensors")  # MLX adds the suffix otherwise
+        facts = json.dumps(dict(self.facts))
         try:
-            mx.save_safetensors(str(draft), dict(self.arrays), metadata={KEY: json.dumps(dict(self.facts))})
+            mx.save_safetensors(str(draft), dict(self.arrays), {KEY: facts, DIGEST: _digest(self.arrays, facts)})
             draft.replace(target)
         except (OSError, RuntimeError) as error:
             raise InputError(f"{target}: the snapshot cannot be written: {error}") from error
         finally:
-            draft.unlink(missing_ok=True)
+            with suppress(OSError):
+                draft.unlink()
 
     @classmethod
     def load(cls, path: str | PathLike[str]) -> Self:
         """Read what ``save`` wrote.
 
         Raises:
-            InputError: naming the file: it is not there, not whole, or not a snapshot.
+            InputError: naming the file: it is not there, not whole, not a snapshot, or not as it was written.
         """
         try:
             found: Any = mx.load(str(path), return_metadata=True, format="safetensors")
-            arrays, facts = found[0], json.loads(found[1][KEY])
+            arrays, text, digest = found[0], found[1][KEY], found[1][DIGEST]
             mx.eval(arrays)  # the file may be gone, or another, when they are needed
-        except (OSError, RuntimeError, ValueError, KeyError) as error:
+            facts = json.loads(text)
+        except (OSError, RuntimeError, ValueError, KeyError, RecursionError) as error:
             raise InputError(f"{path}: cannot be read as a snapshot: {error}") from error
-        if facts.get("format") != FORMAT:
-            raise InputError(f"{path}: a snapshot of format {facts.get('format')!r}; this version reads {FORMAT}")
+        # A state that is off by one number could be anything to the networks, even an index out of all bounds.
+        if digest != _digest(arrays, text):
+            raise InputError(f"{path}: not as it was written: the digest of its contents is another")
+        if facts["format"] != FORMAT:
+            raise InputError(f"{path}: a snapshot of format {facts['format']!r}; this version reads {FORMAT}")
         return cls(arrays, facts)
+
+
+def _digest(arrays: Mapping[str, mx.array], facts: str) -> str:
+    """Of every name, format, shape and byte."""
+    digest = hashlib.blake2b(facts.encode(), digest_size=16)
+    for name, x in sorted(arrays.items()):
+        digest.update(f"{name} {x.shape} {x.dtype}".encode())
+        digest.update(np.array(x.view(mx.uint16) if x.dtype == mx.bfloat16 else x).tobytes())
+    return digest.hexdigest()
 
 
 def _essential(state: LiveState) -> LiveState:

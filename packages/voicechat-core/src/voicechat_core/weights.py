@@ -19,6 +19,7 @@ from voicechat_core.nn.layout import checkpoint_axes, to_checkpoint, to_memory
 from voicechat_core.shards import INDEX, SINGLE, numbered
 
 __all__ = [
+    "NUMBERS_AT_ONCE",
     "assign",
     "is_finite",
     "listed",
