@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from voicechat_core import InputError, VoiceChat
+from voicechat_core import ContextLimitError, InputError, VoiceChat
 from voicechat_core.bench import bench, bench_json, bench_text, context_effect
 
 RUN = "from voicechat_core.cli import main; main()"
@@ -27,6 +27,25 @@ def test_two_stretches_and_what_is_held(tiny: VoiceChat) -> None:
         pass
     assert found.last.state_bytes == session.nbytes  # shapes alone: what is heard does not count
     assert found.peak_bytes >= found.last.active_bytes > session.nbytes
+
+
+def test_each_stretch_has_its_own_memory(tiny: VoiceChat, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Buffers of eight slots double between the two: what is held after frame 6 is less than after frame 11."""
+    monkeypatch.setattr("voicechat_core.nn.kv_cache.BLOCK", 8)
+    voicechat = VoiceChat(tiny.model)
+    found, held = bench(voicechat, frames=30), list[int]()
+    for frames in (16, 30):
+        session = voicechat.session()
+        for _ in session.push(np.zeros(frames * 1280, np.float32)):
+            pass
+        held.append(session.nbytes)
+    assert [found.first.state_bytes, found.last.state_bytes] == held
+    assert held[0] < held[1]
+
+
+def test_a_bench_beyond_the_models_positions(tiny: VoiceChat) -> None:
+    with pytest.raises(ContextLimitError, match="300000 positions"):
+        bench(tiny, frames=300_000)
 
 
 def test_a_bounded_state_does_not_grow(tiny: VoiceChat) -> None:

@@ -13,6 +13,7 @@ from voicechat_core.model import VoiceChatModel
 from voicechat_core.nn import state as states
 from voicechat_core.nn.ear_tts import EarTTS
 from voicechat_core.noise import KeyedNoise
+from voicechat_core.prompt import PromptStates
 from voicechat_core.voicechat import VoiceChat
 
 PROMPT = [1, 40, 2]
@@ -186,3 +187,29 @@ def test_a_copy_of_the_state_goes_its_own_way(model: VoiceChatModel) -> None:
     forked = [duplex.step(model, heard[:, t : t + 1], fork, noise)[0].codes for t in (1, 2)]
     assert all(mx.array_equal(a, b) for a, b in zip(straight, forked, strict=True))
     assert states.nbytes(fork) == states.nbytes(state) > 0
+
+
+@pytest.mark.parametrize("length", [0, 1, 2, 40])
+def test_shared_prompt_states_are_those_of_a_run(model: VoiceChatModel, length: int) -> None:
+    """To the bit, whether computed for this prompt, extended from a shorter one or rewound from a longer one."""
+    prompt = [1, *range(20, 20 + length - 2), 2][:length]
+    noise = KeyedNoise(9, model.config.tts_config)  # a prompt ignores the seed
+    _, expected = duplex.start(model, model.warm_up(), prompt, noise)
+    alone, extended, rewound = (PromptStates(model) for _ in range(3))
+    extended.speech(max(0, length - 2))
+    rewound.speech(length + 30)
+    for prompts in (alone, extended, rewound):
+        found = prompts.opening(prompt)
+        assert dict(states.numbers(found)) == dict(states.numbers(expected))
+        assert same_arrays(found, expected)
+
+
+def same_arrays(found: DuplexState, expected: DuplexState) -> bool:
+    """Equal shapes and values, of the speech decoder's buffers the filled part."""
+    filled = slice(0, expected.speech.ear_tts.caches[0].length)
+    mine, theirs = (dict(states.arrays(state)) for state in (found, expected))
+    for name in mine:
+        part = (slice(None), slice(None), filled) if "caches" in name else ...
+        if mine[name].shape != theirs[name].shape or not mx.array_equal(mine[name][part], theirs[name][part]):
+            return False
+    return mine.keys() == theirs.keys()

@@ -115,3 +115,10 @@ def test_greedy_draws_add_nothing() -> None:
     u, z = GreedyNoise(CONFIG).frame(3, 3)
     assert mx.array_equal(u, mx.full((5, 10), u[0, 0].item()))
     assert not mx.any(z)
+
+
+def test_no_two_frames_draw_alike() -> None:
+    """Over a minute, and over as many prompt steps: equal draws would be heard as a pattern."""
+    noise = KeyedNoise(3, CONFIG)
+    first = [np.array(draws[0]).flat[0] for n in range(750) for draws in (noise.frame(n, 0), noise.prompt_step(n))]
+    assert len(set(first)) > 1490  # 1500 floats of 24 bits: a few may meet by chance

@@ -8,7 +8,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from voicechat_core import Event, Session, Snapshot, VoiceChat
+from tests.conftest import GOLDEN_FOLDERS
+from voicechat_core import AudioFrame, Done, Event, Session, Snapshot, VoiceChat, load
+from voicechat_core.nn import kv_cache
 
 # The checkpoint is only read. A frame takes some 8 ms, an example some hundred frames.
 tries = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -44,9 +46,9 @@ def cut(samples: np.ndarray, parts: list[int]) -> Iterator[np.ndarray]:
     yield samples[start:]
 
 
-def run(session: Session, chunks: Iterator[np.ndarray] | list[np.ndarray]) -> list[Event]:
+def run(session: Session, chunks: Iterator[np.ndarray] | list[np.ndarray], *, pad: bool = True) -> list[Event]:
     events = [event for chunk in chunks for event in session.push(chunk)]
-    return [*events, *session.flush(tail=True)]
+    return [*events, *session.flush(tail=True, pad_partial=pad)]
 
 
 @tries
@@ -57,6 +59,44 @@ def test_any_cut_gives_the_events_of_one_push(
     options = {"system_prompt": prompt, "seed": seed, "tts_context_frames": 3 if bound else None}
     whole = run(tiny.session(**options), [samples])
     assert run(tiny.session(**options, wait_for_full_frame=wait), cut(samples, parts)) == whole
+
+
+@tries
+@given(recordings(), cuts, st.booleans())
+def test_any_cut_without_padding_too(tiny: VoiceChat, samples: np.ndarray, parts: list[int], wait: bool) -> None:
+    whole = run(tiny.session(wait_for_full_frame=wait), [samples], pad=False)
+    assert run(tiny.session(wait_for_full_frame=wait), cut(samples, parts), pad=False) == whole
+    # Early, a frame has run once its last sample for the model was there; late, once all of its own were.
+    assert whole[-1] == Done(len(samples) // 1280 if wait else (len(samples) + 1080) // 1280)
+
+
+@pytest.fixture(scope="module", params=GOLDEN_FOLDERS, ids=lambda path: path.name)
+def windowed(request: pytest.FixtureRequest) -> VoiceChat:
+    """Other shapes, with windows that a few frames fill."""
+    return load(request.param / "checkpoint")
+
+
+@tries
+@given(
+    cuts, st.integers(0, 25600), st.sampled_from(["", "Be concise.", "x" * 40]), st.none() | st.integers(1, 40),
+    st.sampled_from([4, 32]),
+)  # fmt: skip
+def test_buffers_that_grow_turn_and_are_saved(
+    windowed: VoiceChat, parts: list[int], middle: int, prompt: str, context: int | None, block: int
+) -> None:
+    """Twenty frames through buffers so small that they double, are compacted and wrap; with a fork in the middle."""
+    samples = (np.random.default_rng(middle).standard_normal(25600) * 0.1).astype(np.float32)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kv_cache, "BLOCK", block)
+        model = VoiceChat(windowed.model)  # whose shared prompt states are as small
+        options = {"system_prompt": prompt, "tts_context_frames": context}
+        whole = run(model.session(**options), [samples])
+        session = model.session(**options)
+        first = list(session.push(samples[:middle]))
+        assert [*first, *run(session.fork(), cut(samples[middle:], parts))] == whole
+    usual = run(windowed.session(**options), [samples])
+    codes = [[event.codes.tolist() for event in events if isinstance(event, AudioFrame)] for events in (usual, whole)]
+    assert codes[0] == codes[1]
 
 
 @tries

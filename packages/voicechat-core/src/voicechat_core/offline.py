@@ -172,8 +172,8 @@ def generate(
         max_frames: stop after this many frames; None for all.
         tts_prompt_steps: whether the speech decoder takes its steps over the system prompt, as NVIDIA's offline run
             does; its live pipeline does not.
-        tts_context_frames: let the speech decoder look back at the voice prompt and this many frames only; None for
-            all of them, which is exact.
+        tts_context_frames: let the speech decoder look back at the voice prompt and this many positions only (frames,
+            and before them its steps over the system prompt); None for all of them, which is exact.
         progress: called with the positions done and the positions in all: prompt tokens and frames.
 
     Raises:

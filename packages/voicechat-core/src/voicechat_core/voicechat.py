@@ -84,8 +84,9 @@ class VoiceChat:
             wait_for_full_frame: run a frame when all of its 1,280 samples are there, not as soon as the last one is
                 that the model reads, 67 ms earlier. The events are the same.
             tts_prompt_steps: whether the speech decoder takes its steps over the system prompt, as ``generate`` does.
-            tts_context_frames: let the speech decoder look back at the voice prompt and this many frames only, so that
-                a long conversation costs no more with time. None for all of them, which is exact.
+            tts_context_frames: let the speech decoder look back at the voice prompt and this many positions only
+                (frames, and before them its steps over the system prompt), so that a long conversation costs no more
+                with time. None for all of them, which is exact.
             profiler: told the time of every frame.
 
         Raises:
