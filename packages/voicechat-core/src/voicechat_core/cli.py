@@ -32,8 +32,6 @@ PROMPT_STEPS_HELP = (
     "Step the speech decoder over the system prompt, as NVIDIA's offline run does; its live one does not."
 )
 CONTEXT_HELP = "Positions that the speech decoder looks back at besides the voice prompt. Default: all, exactly."
-    "Positions that the speech decoder looks back at, besides the voice prompt. Default: all, which is exact."
-)
 PUBLISHED_BITS = (4, 8)
 
 log = logging.getLogger(__name__)
