@@ -53,7 +53,10 @@ class Said:
 
 @dataclass(frozen=True)
 class Failed:
-    """A frame could not be run. Unless the session ``ended`` by it, it hears no more, but can be flushed."""
+    """A frame could not be run. Unless the session ``ended`` by it, it hears no more, but can be flushed.
+
+    Also, as ``ended``: the model's thread is gone, whatever it was doing.
+    """
 
     error: BaseException
     ended: bool

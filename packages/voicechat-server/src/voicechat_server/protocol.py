@@ -79,7 +79,7 @@ Binary                  binary        binary        binary        binary        
 Opened                  -             opened        opened_early  -             -             -
 OpenFailed              -             not_opened    not_opened    -             -             -
 Said                    -             -             -             tell          tell          tell
-Failed                  -             -             -             failed        failed        failed
+Failed                  -             failed        failed        failed        failed        failed
 Lagging                 -             -             -             lagging       lagging       lagging
 Tick                    unconfigured  -             -             idle          idle          -
 PeerLeft                left          left          left          left          left          left
