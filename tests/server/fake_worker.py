@@ -58,22 +58,23 @@ def session_events(seed: int, frames: int) -> list[Event]:
 class FakeVoiceChat:
     """Stands in for a loaded model. ``before_frame(seed, index)`` is called in each frame, and may raise.
 
-    ``opened`` has the options of each session that was opened, but for warming up.
+    ``opened`` has the options of each session that was opened, ``warmed`` what was done before the first one.
     """
 
     def __init__(self, before_frame: Before = lambda seed, index: None) -> None:
         self.before_frame = before_frame
         self.opened: list[dict[str, Any]] = []
+        self.warmed: list[str] = []
         perception = SimpleNamespace(samples_until=lambda frames: FRAME * (frames - 1) + LOOKAHEAD)
         networks = SimpleNamespace(stt_model=SimpleNamespace(perception=perception))
         self.model = SimpleNamespace(networks=networks, config=SimpleNamespace(input_frame_samples=FRAME))
 
     def warm_up(self, prompt_tokens: int = 256) -> None:
-        pass
+        self.warmed.append(f"{prompt_tokens} prompt tokens")
 
     def session(self, **options: Any) -> "FakeSession":
         if "seed" not in options:  # warming up
-            return FakeSession(0, None, lambda seed, index: None)
+            return FakeSession(0, None, lambda seed, index: self.warmed.append(f"frame {index}"))
         self.opened.append(options)
         return FakeSession(options["seed"], options["max_frames"], self.before_frame)
 

@@ -7,7 +7,7 @@ side ever waits for the other here; instead a method says whether the other side
   and wakes it. So at most one waking command a session is on its way.
 * Trio waits for **room**. The call that makes room says so once.
 
-The input is one row of bytes: a million pushes of one sample cost no more than one push of a million.
+The input is one row of bytes: a million pushes of one sample hold no more memory than one push of a million.
 """
 
 import threading
