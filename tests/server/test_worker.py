@@ -286,6 +286,7 @@ async def test_a_cancel_drops_results_that_wait(tiny_path: Path) -> None:
                 await worker.ping()
             session.cancel()
             assert await taken(session) == [Cancelled(4)]
+            assert worker._side._seats == {}  # its memory is free before it is closed
 
 
 @pytest.mark.trio

@@ -293,9 +293,9 @@ class ModelThread:
         """Drop the model and every session, then MLX's memory and streams of this thread.
 
         Only the last of it matters for a clean exit. Of 30 processes that ended together with this thread (MLX 0.32.4
-        on a CPU), 15 aborted without any of this ("terminate called without an active exception"), 27 with all of it but
-        ``clear_streams``, none with ``clear_streams``, which MLX wants called at the end of every thread. None of 30
-        aborted that ended after the thread was joined.
+        on a CPU), 15 aborted without any of this ("terminate called without an active exception"), 27 with all of it
+        but ``clear_streams``, and none with it; MLX wants it called at the end of every thread. Of 30 that ended after
+        the thread was joined, none aborted in either case.
         """
         self._seats.clear()
         self._ready.clear()
