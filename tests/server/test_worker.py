@@ -34,6 +34,8 @@ from voicechat_core import (
     VoiceChat,
     load,
 )
+from voicechat_server.model_messages import Ended, News
+from voicechat_server.model_thread import ModelThread
 from voicechat_server.worker import (
     Failed,
     FrameTime,
@@ -308,6 +310,25 @@ async def test_cancelled_before_it_is_open(tiny_path: Path) -> None:
 
 
 @pytest.mark.trio
+@pytest.mark.parametrize("ended_by", ["cancel", "close"])
+async def test_ended_while_it_is_being_opened(tiny: VoiceChat, tiny_path: Path, ended_by: str) -> None:
+    token, sessions = trio.lowlevel.current_trio_token(), list[WorkerSession]()
+
+    def on_open() -> None:
+        if sessions:
+            in_trio(token, getattr(sessions.pop(), ended_by))
+
+    async with running(tiny_path, on_open=on_open) as worker:
+        with worker.open(Opening(seed=1)) as session:
+            sessions.append(session)
+            await session.push(sound(2))
+            assert await taken(session) == ([Cancelled(0)] if ended_by == "cancel" else [])
+            await worker.ping()
+            assert (await taken(session), worker._side._seats) == ([], {})
+        assert await answered(worker, Opening(seed=2), sound(2)) == plain(tiny, sound(2), seed=2)
+
+
+@pytest.mark.trio
 async def test_what_is_closed_before_it_is_open_is_never_opened(tiny_path: Path) -> None:
     opened: list[int] = []
     gate = Gate()
@@ -323,6 +344,7 @@ async def test_what_is_closed_before_it_is_open_is_never_opened(tiny_path: Path)
             closed.close()
             with pytest.raises(SessionClosedError, match="closed before it was open"):
                 await closed.opened()
+            closed.close()
             with pytest.raises(trio.EndOfChannel):
                 await closed.receive()
             assert worker.held_sessions == 4
@@ -637,6 +659,21 @@ async def test_a_frame_that_fails_ends_its_session_only(
 
 
 @pytest.mark.trio
+async def test_a_padded_frame_that_fails(tiny: VoiceChat, tiny_path: Path) -> None:
+    def on_frame(seed: int, index: int) -> None:
+        if index == 1:
+            raise ModelError("not finite")
+
+    async with running(tiny_path, on_frame) as worker:
+        *before, failed = await answered(worker, Opening(), sound(1.1))
+        assert before == plain(tiny, sound(1))[: len(before)]
+        assert frames_of(before) == [0]
+        assert isinstance(failed, Failed)
+        assert (str(failed.error), failed.ended) == ("frame 1: not finite", True)
+        assert worker._side._seats == {}
+
+
+@pytest.mark.trio
 async def test_beyond_the_frame_limit_a_session_can_still_be_flushed(tiny: VoiceChat, tiny_path: Path) -> None:
     samples = sound(8)
     async with running(tiny_path) as worker:
@@ -803,6 +840,51 @@ async def test_stop_during_load(tiny_path: Path) -> None:
             await session.opened()
         assert await worker.stop()
         assert loads == [1]
+
+
+@pytest.mark.trio
+async def test_a_thread_that_cannot_clean_up_says_so(tiny_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full() -> None:
+        raise OSError("no")
+
+    async with running(tiny_path) as worker:
+        monkeypatch.setattr(mx, "clear_cache", full)
+        assert await worker.stop()
+        assert await worker.stop(0)
+        assert (type(worker.error), worker.alive) == (OSError, False)
+        with pytest.raises(WorkerEndedError, match=r"has ended: OSError$"):
+            await worker.loaded()
+
+
+def test_halted_before_it_loads() -> None:
+    news: list[News] = []
+    side = ModelThread(lambda: pytest.fail("it is not loaded"), news.append, warm_prompt_tokens=0)
+    side.halt()
+    side.halt()
+    assert side.commands.qsize() == 1
+    thread = threading.Thread(target=side.run)
+    thread.start()
+    thread.join(NET)
+    assert (news, thread.is_alive()) == ([Ended(None)], False)
+
+
+def test_a_thread_that_nobody_listens_to_ends() -> None:
+    loading = threading.Event()
+
+    def slow() -> Any:
+        assert loading.wait(NET)
+        return FakeVoiceChat()
+
+    async def main() -> Worker:
+        worker = Worker(slow)
+        worker.start()
+        return worker
+
+    thread = trio.run(main)._thread
+    assert thread is not None
+    loading.set()
+    thread.join(NET)
+    assert not thread.is_alive()
 
 
 SCRIPT = """

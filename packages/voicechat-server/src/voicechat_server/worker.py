@@ -164,9 +164,9 @@ class Worker:
         """
         if self._stage is not Stage.NEW:
             raise WorkerEndedError(f"a worker starts once, and this one is {self._stage.value}")
-        self._stage = Stage.LOADING
         self._token = trio.lowlevel.current_trio_token()
         self._run_side()
+        self._stage = Stage.LOADING  # its news come to Trio later than this
 
     async def loaded(self) -> None:
         """Wait until the model is loaded and warm. To cancel this stops nothing.
@@ -211,8 +211,7 @@ class Worker:
         with trio.move_on_after(seconds):
             await self._ended.wait()
             await self._join()
-            return True
-        return False
+        return self._ended.is_set() and not (self._thread and self._thread.is_alive())
 
     async def __aenter__(self) -> Self:
         self.start()
