@@ -150,7 +150,7 @@ def in_trio(token: trio.lowlevel.TrioToken, call: Callable[..., Any], *args: Any
 @pytest.mark.trio
 @pytest.mark.parametrize("chunk", [1, 159, 160, 1279, 1280, 1281, 5000, 10**6])
 async def test_events_are_those_of_a_plain_session(tiny: VoiceChat, tiny_path: Path, chunk: int) -> None:
-    samples = sound(2.9 if chunk == 1 else 12.9)
+    samples = sound(2.9 if chunk == 1 else 6.9)
     expected = plain(tiny, samples, system_prompt="hi", seed=3)
     async with running(tiny_path) as worker:
         with worker.open(Opening(system_prompt="hi", seed=3)) as session:
@@ -165,7 +165,7 @@ async def test_events_are_those_of_a_plain_session(tiny: VoiceChat, tiny_path: P
                 nursery.start_soon(push)
                 found = await taken(session)
     assert found == expected
-    assert len(frames_of(found)) == (3 if chunk == 1 else 13)
+    assert len(frames_of(found)) == (3 if chunk == 1 else 7)
 
 
 @pytest.mark.trio
@@ -478,7 +478,7 @@ async def test_a_reader_pauses_at_the_bound_and_nothing_is_dropped(tiny: VoiceCh
 @pytest.mark.trio
 @pytest.mark.parametrize("bound", [0, 1, 7])
 async def test_a_session_that_is_not_read_is_not_stepped(tiny: VoiceChat, tiny_path: Path, bound: int) -> None:
-    samples, ran = sound(30), list[int]()
+    samples, ran = sound(12), list[int]()
     expected, allowed = plain(tiny, samples, seed=5), 0
     while len([e for e in expected if getattr(e, "frame_index", 99) < allowed]) <= bound:
         allowed += 1
@@ -486,7 +486,7 @@ async def test_a_session_that_is_not_read_is_not_stepped(tiny: VoiceChat, tiny_p
         with worker.open(Opening(seed=5)) as session:
             await session.push(samples)
             session.flush()
-            for _ in range(40):  # each is answered after another frame, if there is one to run
+            for _ in range(20):  # each is answered after another frame, if there is one to run
                 await worker.ping()
             assert ran == list(range(allowed))
             assert bound < session.waiting_results <= bound + 4
