@@ -206,7 +206,9 @@ def test_what_is_no_origin_cannot_be_allowed(text: str) -> None:
 # ---- listening
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.9.1", "::1", "[::1]", "localhost", "LOCALHOST", "::ffff:127.0.0.1"])
+@pytest.mark.parametrize(
+    "host", ["127.0.0.1", "127.8.9.1", "::1", "[::1]", "localhost", "LOCALHOST", "::ffff:127.0.0.1"]
+)
 def test_loopback_needs_no_key(host: str) -> None:
     require_safe_listening(host, None, insecure=False)
 

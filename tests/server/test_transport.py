@@ -315,6 +315,26 @@ async def test_a_message_in_a_thousand_fragments_is_as_long_as_all_of_them(autoj
 
 
 @pytest.mark.trio
+@pytest.mark.parametrize("babble", [frame(0, "", first=0), frame(PONG, b"x" * 100)])
+async def test_bytes_without_end_that_make_no_message(autojump_clock: MockClock, babble: bytes) -> None:
+    """The library would keep each empty fragment. 300 bytes are what two waiting messages and two more may have."""
+    heard = Heard()
+    limits = SocketLimits(message_chars=75, waiting_messages=2)
+    most = 300 + 65536
+    async with converse(heard, limits=limits) as peer:
+        await peer.write(frame(TEXT, "x" * 70) * 2000)  # more bytes in a row, but messages
+        await wait_all_tasks_blocked()
+        await peer.write(frame(TEXT, "y", first=TEXT))
+        await peer.write(babble * ((most - 7) // len(babble)))
+        await wait_all_tasks_blocked()
+        assert (len(heard.messages), heard.code) == (2000, -1)
+        await peer.write(babble * 20)
+        assert [code_of(each) for each in await hear_all(peer)] == [1009]
+        await peer.stream.aclose()
+    assert (len(heard.messages), heard.code) == (2000, 1009)
+
+
+@pytest.mark.trio
 @pytest.mark.parametrize("data", [b"", frame(TEXT, "hello")[:4], frame(PING)[:1]])
 async def test_a_peer_that_vanishes(autojump_clock: MockClock, data: bytes) -> None:
     heard = Heard()

@@ -16,6 +16,7 @@ library, and nothing that a peer does leaves it as another exception than ``Gone
   is lost in a reset. We send what it owes, and hear the peer out before the socket is closed.
 - It waits for a peer's close frame, or for one that does not read, without limit. We wait ``close_seconds``.
 - A send that is cancelled may have written half a frame. After it the connection is dead.
+- It keeps every fragment of a message, empty ones too. We end a connection that brings many bytes and no message.
 - It reads nothing, not even a ping, while ``waiting_messages`` are not received. Whoever uses it must keep receiving.
 
 Knows no message of the protocol, no HTTP but those lines, and no model.
@@ -53,7 +54,8 @@ BYTES_A_READ: Final = 65536  # some ten appends of a second; the library's own 4
 CLOSE_FRAME: Final = 0x88  # the first byte of a close frame that is whole
 BROKEN: Final = (trio.BrokenResourceError, trio.ClosedResourceError, trio.BusyResourceError)
 LONGEST_REASON: Final = 123  # bytes: with the code 125, the most in a control frame
-OUR_VERDICTS: Final = (1002, 1007)  # codes with which the library judges a peer, and says nothing to it
+TOO_BIG: Final = 1009
+OUR_VERDICTS: Final = (1002, 1007, TOO_BIG)  # codes with which a peer is judged, and not told by the library
 
 
 class Gone(Exception):  # noqa: N818 (to leave is no error)
@@ -132,17 +134,25 @@ class SocketLimits:
     """Of one connection.
 
     Attributes:
-        message_chars: of one message; past it the peer gets 1009. 24 Mi hold 15 MiB of audio as base64, the most that a
-            client of a similar protocol may send at once. Bytes, for a binary message.
+        message_chars: of one message; past it the peer gets 1009. 6 Mi hold 120 s of audio as base64, and more
+            than that would not be queued anyway. Bytes, for a binary message.
         waiting_messages: that were read and not received. Enough that a burst of small ones is no stop and go.
         accept_seconds: in which the answer to the handshake, a hundred bytes, must be written.
         close_seconds: for the peer to answer a close and hang up.
     """
 
-    message_chars: int = 24 * 2**20
+    message_chars: int = 6 * 2**20
     waiting_messages: int = 8
     accept_seconds: float = 10.0
     close_seconds: float = CLOSE_SECONDS
+
+    @property
+    def unheard_bytes(self) -> int:
+        """That may come until a message is received: those that wait, one that is begun, one for frames; and a read.
+
+        The library bounds a message's characters, not its fragments, which may be empty; it keeps each.
+        """
+        return (self.waiting_messages + 2) * self.message_chars + BYTES_A_READ
 
 
 # ---- streams
@@ -186,9 +196,11 @@ class _Line(trio.abc.Stream):
     When the library closes it, it is closed to the library only. The real stream is ``upgrade``'s to close.
     """
 
-    def __init__(self, stream: trio.abc.Stream, handshake: Handshake, close_seconds: float) -> None:
+    def __init__(self, stream: trio.abc.Stream, handshake: Handshake, limits: SocketLimits) -> None:
         self.stream = stream
-        self._close_seconds = close_seconds
+        self.unheard = 0  # bytes since the last message was received
+        self._most_unheard = limits.unheard_bytes
+        self._close_seconds = limits.close_seconds
         self.accepted = trio.Event()
         self.torn = False  # half a frame may have been written: nothing that follows could be understood
         self.close_sent = False
@@ -210,8 +222,17 @@ class _Line(trio.abc.Stream):
             if self._early:
                 early, self._early = self._early, b""
                 return early
-            return bytes(await self.stream.receive_some(max_bytes))
+            data = bytes(await self.stream.receive_some(max_bytes))
+            self.unheard += len(data)
+            if self.babbles:
+                raise trio.BrokenResourceError("no message in all these bytes")
+            return data
         raise trio.ClosedResourceError
+
+    @property
+    def babbles(self) -> bool:
+        """Whether the peer has sent too much that is no message."""
+        return self.unheard > self._most_unheard
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
         """Write; the library writes one whole frame at a time. A close frame that was begun is not cancelled."""
@@ -271,9 +292,12 @@ class WebSocket:
         if self._dead:
             raise Gone(self._code())
         try:
-            return await self._library.get_message()
+            message = await self._library.get_message()
         except ConnectionClosed:
             raise Gone(self._code()) from None
+        if not self._line.babbles:
+            self._line.unheard = 0
+        return message
 
     async def send(self, text: str) -> None:
         """Write a text message."""
@@ -309,6 +333,8 @@ class WebSocket:
         self._closing.cancel()
 
     def _code(self) -> int | None:
+        if self._line.babbles:
+            return TOO_BIG
         closed = self._library.closed
         return int(closed.code) if closed else None
 
@@ -340,7 +366,7 @@ async def upgrade(
     logged, and 1001 when it is cancelled.
     """
     limits = limits or SocketLimits()
-    line = _Line(stream, handshake, limits.close_seconds)
+    line = _Line(stream, handshake, limits)
     try:
         async with trio.open_nursery() as nursery:
             socket = await nursery.start(_read, line, handshake.subprotocol, limits)
