@@ -26,6 +26,7 @@ from voicechat_core.errors import (
     ModelError,
     SessionClosedError,
     VoiceChatError,
+    WireError,
 )
 from voicechat_core.events import (
     AudioFrame,
@@ -69,6 +70,7 @@ __all__ = [
     "TranscriptDelta",
     "VoiceChat",
     "VoiceChatError",
+    "WireError",
     "load",
 ]
 

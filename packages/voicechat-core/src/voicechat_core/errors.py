@@ -9,6 +9,7 @@
     │   └── SessionClosedError  something is asked of a session that has ended
     ├── GoldensError        a goldens folder that cannot be verified: a file or a tensor is missing
     ├── HubError            the hub's or the network's fault: no such repository, gated, no network, an incomplete cache
+    ├── WireError           the peer's fault: a message of /v1/realtime that is not one
     └── ModelError          ours or the weights': the model computed something that is not a number
 
 Each message names the thing, and where two values disagree, both.
@@ -25,6 +26,7 @@ __all__ = [
     "ModelError",
     "SessionClosedError",
     "VoiceChatError",
+    "WireError",
 ]
 
 
@@ -62,6 +64,20 @@ class GoldensError(VoiceChatError):
 
 class HubError(VoiceChatError):
     """A checkpoint cannot be had from the hub, nor whole from its cache."""
+
+
+class WireError(VoiceChatError):
+    """A message of the realtime protocol cannot be read. The text is short and safe to send back.
+
+    Attributes:
+        code: the ``error.code`` that the protocol answers it with.
+        event_type: the message's ``type`` where it had one, known or not, else None.
+    """
+
+    def __init__(self, message: str, *, code: str = "invalid_request", event_type: str | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.event_type = event_type
 
 
 class ModelError(VoiceChatError):

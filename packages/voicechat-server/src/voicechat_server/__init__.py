@@ -1,1 +1,1 @@
-"""voicechat-server: this version holds the package's place; its content is not written yet."""
+"""voicechat-server: live speech on /v1/realtime, a Trio server with one model on one thread."""

@@ -1,0 +1,134 @@
+"""JSON from somebody else, read strictly: what it is asked for, or one short ``WireError``.
+
+Stricter than ``json.loads``: no NaN or Infinity, no key twice (parsers disagree on which one counts), no lone
+surrogates (such text cannot be written as UTF-8 again), no numbers out of all range. An error names the field, what is
+there and what is needed, in words of its own: a library's never reach a peer, and of a long value only the beginning.
+"""
+
+import json
+import math
+import re
+import types
+import typing
+from typing import Any, NoReturn, TypeVar
+
+import msgspec
+from msgspec import UNSET
+
+from voicechat_core.errors import WireError
+
+__all__ = ["parse_object", "refusal", "shown", "struct_of"]
+
+Struct = TypeVar("Struct")
+
+SHOWN_CHARACTERS = 40  # of a value in an error message
+LONGEST_INTEGER = 40  # digits; the largest number of the protocol, a seed, has 20
+
+
+def parse_object(text: str | bytes) -> dict[str, Any]:
+    """The JSON object that ``text`` is; bytes are UTF-8.
+
+    Raises:
+        WireError: for anything else.
+    """
+    try:
+        text = text if isinstance(text, str) else text.decode("utf-8")
+        value = json.loads(text, object_pairs_hook=_object, parse_int=_int, parse_float=_float, parse_constant=_refuse)
+        if not text.isascii() or "\\u" in text:  # a long base64 string need not be looked through
+            json.dumps(value, ensure_ascii=False).encode("utf-8")
+    except RecursionError:
+        raise WireError("the message is nested too deeply") from None
+    except json.JSONDecodeError as error:
+        raise WireError(f"the message is not JSON: character {error.pos} cannot stand there") from None
+    except UnicodeDecodeError as error:
+        raise WireError(f"the message is not UTF-8: byte {error.start} cannot stand there") from None
+    except UnicodeEncodeError as error:
+        raise WireError(f"the message holds the lone surrogate {error.object[error.start]!r}") from None
+    if not isinstance(value, dict):
+        raise WireError(f"the message is {shown(value)}; a JSON object is needed")
+    return value
+
+
+def struct_of(kind: type[Struct], data: dict[str, Any]) -> Struct:
+    """``data`` as a msgspec struct. Each field's annotation carries a ``Meta`` whose description ends "... is needed".
+
+    Raises:
+        WireError: for a field that is missing or of another type or range.
+    """
+    try:
+        return msgspec.convert(data, kind, strict=True)
+    except msgspec.ValidationError as error:
+        raise refusal(kind, data, _path(str(error))) from None
+
+
+def refusal(kind: type, data: dict[str, Any], path: list[str]) -> WireError:
+    """The error that the field at ``path`` of ``data`` is not what ``kind`` needs there."""
+    value: Any = data
+    for name in path:
+        value = value[int(name)] if isinstance(value, list) else value.get(name, UNSET)
+    found = "is missing" if value is UNSET else f"is {shown(value)}"
+    where = re.sub(r"\.([0-9]+)", r"[\1]", ".".join(path))
+    return WireError(f"{where} {found}; {_needed(kind, path)} is needed")
+
+
+def shown(value: object) -> str:
+    """A JSON value as it may stand in a message: containers by kind, text as a literal and cut."""
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return str(value).lower()
+        case dict():
+            return "an object"
+        case list():
+            return "an array"
+        case str() if len(value) > SHOWN_CHARACTERS:
+            return f"{value[:SHOWN_CHARACTERS]!r}... ({len(value)} characters)"
+    return repr(value)
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise WireError(f"the message has the key {shown(key)} twice in one object")
+        found[key] = value
+    return found
+
+
+def _int(digits: str) -> int:
+    if len(digits) > LONGEST_INTEGER:
+        raise WireError(f"the message holds a number of {len(digits)} characters; {LONGEST_INTEGER} at most are read")
+    return int(digits)
+
+
+def _float(digits: str) -> float:
+    value = float(digits)
+    if math.isinf(value):
+        raise WireError(f"the message holds a number out of range: {digits[:SHOWN_CHARACTERS]}")
+    return value
+
+
+def _refuse(name: str) -> NoReturn:
+    raise WireError(f"the message holds {name}, which is not JSON")
+
+
+def _path(message: str) -> list[str]:
+    """Where msgspec found a fault: ["session", "seed"]."""
+    at = re.search(r"`\$([^`]*)`$", message)
+    path = re.findall(r"[^.\[\]]+", at[1]) if at else []
+    missing = re.search("missing required field `([^`]+)`", message)
+    return [*path, missing[1]] if missing else path
+
+
+def _needed(hint: Any, path: list[str]) -> str:
+    """How the annotation at the end of ``path`` describes itself."""
+    description = ""
+    for name in path:
+        # Elements of an array have no names.
+        hint = typing.get_args(hint)[0] if name.isdecimal() else typing.get_type_hints(hint, include_extras=True)[name]
+        if typing.get_origin(hint) in (types.UnionType, typing.Union):
+            hint = typing.get_args(hint)[0]  # "or null" goes without saying
+        hint, meta = typing.get_args(hint)
+        description = meta.description
+    return description

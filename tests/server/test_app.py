@@ -1,0 +1,349 @@
+"""Connections, admission and the app, on a model without a thread and sockets without a network; Trio's mock clock."""
+
+import base64
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import numpy as np
+import pytest
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from tests.server.fake_worker import FakeVoiceChat, FakeWorker
+from voicechat_server.admission import Admission
+from voicechat_server.app import App, Settings
+from voicechat_server.auth import Gate
+from voicechat_server.http import Request
+from voicechat_server.transport import Gone, MemoryPeer, memory_transport
+from voicechat_server.worker import FrameTime
+
+REQUEST = Request("GET", "/v1/realtime", "", ())
+
+
+def run(test: Any) -> None:
+    trio.run(test, clock=MockClock(autojump_threshold=0))
+
+
+def append(frames: float) -> str:
+    pcm = np.zeros(int(frames * 1280), "<i2").tobytes()
+    return json.dumps({"type": "input_audio_buffer.append", "audio": base64.b64encode(pcm).decode()})
+
+
+UPDATE = json.dumps({"type": "session.update", "session": {"seed": 7}})
+COMMIT, CANCEL, PING = (json.dumps({"type": name}) for name in (
+    "input_audio_buffer.commit", "session.cancel", "session.ping",
+))  # fmt: skip
+
+
+async def hear_all(peer: MemoryPeer) -> list[dict[str, Any]]:
+    messages = []
+    try:
+        while True:
+            messages.append(json.loads(await peer.hear()))
+    except Gone:
+        return messages
+
+
+async def hear_until(peer: MemoryPeer, kind: str) -> list[dict[str, Any]]:
+    messages: list[dict[str, Any]] = []
+    while not messages or messages[-1]["type"] != kind:
+        messages.append(json.loads(await peer.hear()))
+    return messages
+
+
+def kinds(messages: list[dict[str, Any]]) -> list[str]:
+    return [message["type"] for message in messages]
+
+
+class House:
+    """An app, and peers that come in."""
+
+    def __init__(self, app: App, worker: FakeWorker, nursery: trio.Nursery) -> None:
+        self.app, self.worker, self._nursery = app, worker, nursery
+
+    def enter(self) -> MemoryPeer:
+        transport, peer = memory_transport()
+        self._nursery.start_soon(self.app._talk, transport, REQUEST)
+        return peer
+
+    async def begin(self) -> MemoryPeer:
+        """A peer whose session is open."""
+        peer = self.enter()
+        await hear_until(peer, "session.created")
+        await peer.say(UPDATE)
+        await hear_until(peer, "session.updated")
+        return peer
+
+
+@asynccontextmanager
+async def house(**options: Any) -> AsyncIterator[House]:
+    async with FakeWorker(**options) as worker, trio.open_nursery() as nursery:
+        await worker.loaded()
+        yield House(App(worker, Settings(model="fake"), Gate(None)), worker, nursery)
+        nursery.cancel_scope.cancel()
+
+
+def test_a_conversation_from_created_to_done() -> None:
+    async def main() -> None:
+        async with house(frame_seconds=0.01) as home:
+            peer = await home.begin()
+            for _ in range(5):
+                await peer.say(append(0.7))
+            await peer.say(COMMIT)
+            messages = await hear_all(peer)
+            audio = [m for m in messages if m["type"] == "response.audio.delta"]
+            assert [m["frame_index"] for m in audio] == [0, 1, 2, 3]  # ceil(5 * 0.7)
+            assert kinds(messages)[-1] == "response.done"
+            assert "input_audio_buffer.committed" in kinds(messages)
+            assert peer.closed == (1000, "done")
+            assert home.app.admission.taken == 0
+            assert home.worker.voicechat.opened[0]["seed"] == 7
+
+    run(main)
+
+
+def test_a_second_peer_is_busy_and_the_next_is_served() -> None:
+    async def main() -> None:
+        async with house() as home:
+            first = await home.begin()
+            second = home.enter()
+            refusal = await hear_all(second)
+            assert [m["error"]["code"] for m in refusal] == ["server_busy"]
+            assert second.closed == (1013, "busy")
+            await first.say(CANCEL)
+            assert kinds(await hear_all(first)) == ["response.cancelled"]
+            assert first.closed == (1000, "cancelled")
+            third = await home.begin()
+            await third.say(PING)
+            assert kinds(await hear_until(third, "session.pong"))[-1] == "session.pong"
+
+    run(main)
+
+
+def test_the_slot_is_free_before_the_close_frame() -> None:
+    """Whoever sees the close may come again at once."""
+
+    async def main() -> None:
+        async with house() as home:
+            peer = await home.begin()
+            transport, other = memory_transport()
+            seen: list[bool] = []
+            close = transport.close
+
+            async def closing(code: int, reason: str) -> None:
+                seen.append(home.app.admission.free)
+                await close(code, reason)
+
+            transport.close = closing  # type: ignore[method-assign]
+            await peer.say(CANCEL)
+            await hear_all(peer)
+            home._nursery.start_soon(home.app._talk, transport, REQUEST)
+            await hear_until(other, "session.created")
+            other.leave()
+            await wait_all_tasks_blocked()
+            assert seen == [True]
+
+    run(main)
+
+
+@pytest.mark.parametrize("moment", ["before created", "before update", "during open", "mid frame", "mid close"])
+def test_a_peer_that_vanishes_leaves_the_slot(moment: str) -> None:
+    async def main() -> None:
+        async with house(open_seconds=1.0, frame_seconds=0.5) as home:
+            for _ in range(40):
+                peer = home.enter()
+                if moment != "before created":
+                    await hear_until(peer, "session.created")
+                if moment not in ("before created", "before update"):
+                    await peer.say(UPDATE)
+                if moment in ("mid frame", "mid close"):
+                    await hear_until(peer, "session.updated")
+                    await peer.say(append(3))
+                    await hear_until(peer, "response.audio.delta")
+                if moment == "mid close":
+                    await peer.say(COMMIT)
+                await wait_all_tasks_blocked()
+                peer.leave()
+                await wait_all_tasks_blocked()
+                assert home.app.admission.taken == 0
+                clean = await home.begin()
+                await clean.say(CANCEL)
+                await hear_all(clean)
+                assert clean.closed == (1000, "cancelled")
+
+    run(main)
+
+
+def test_pings_and_cancels_do_not_wait_for_queued_audio() -> None:
+    """Sixty seconds are queued; a ping is answered, and a cancel obeyed, before two more audio events arrive."""
+
+    async def main() -> None:
+        async with house(frame_seconds=0.08) as home:
+            peer = await home.begin()
+            for _ in range(6):
+                await peer.say(append(125))
+            await hear_until(peer, "response.audio.delta")
+            await peer.say(PING)
+            answered = await hear_until(peer, "session.pong")
+            assert kinds(answered).count("response.audio.delta") <= 2
+            await peer.say(CANCEL)
+            rest = await hear_all(peer)
+            assert kinds(rest).count("response.audio.delta") <= 2
+            assert kinds(rest)[-1] == "response.cancelled"
+
+    run(main)
+
+
+def test_past_the_input_bound_the_reader_pauses_and_nothing_is_lost() -> None:
+    async def main() -> None:
+        async with house(frame_seconds=0.001, most_input_seconds=1.0) as home:
+            peer = await home.begin()
+            async with trio.open_nursery() as nursery:
+                said = trio.Event()
+
+                async def talk() -> None:
+                    for _ in range(30):
+                        await peer.say(append(5))
+                    await peer.say(COMMIT)
+                    said.set()
+
+                nursery.start_soon(talk)
+                messages = await hear_all(peer)
+            assert said.is_set()
+            assert kinds(messages).count("response.audio.delta") == 150
+            assert kinds(messages)[-1] == "response.done"
+
+    run(main)
+
+
+def test_a_peer_that_does_not_read_is_closed_and_its_slot_freed() -> None:
+    async def main() -> None:
+        async with house(frame_seconds=0.01) as home:
+            peer = await home.begin()
+            began = trio.current_time()
+            await peer.say(append(50))
+            while home.app.admission.taken:
+                await trio.sleep(0.5)
+            assert trio.current_time() - began < 12  # the write time-out is 10 s, of the mock clock
+            assert peer.closed == (1008, "slow consumer")
+            await home.begin()
+
+    run(main)
+
+
+def test_time_limits_close_with_a_word() -> None:
+    async def main() -> None:
+        async with house() as home:
+            idle = home.enter()
+            messages = await hear_all(idle)
+            assert kinds(messages) == ["session.created", "error"]
+            assert idle.closed is not None
+            assert idle.closed[0] == 1008
+            assert 30 <= trio.current_time() < 33
+            silent = await home.begin()
+            messages = await hear_all(silent)
+            assert kinds(messages) == ["error"]
+            assert silent.closed is not None
+            assert silent.closed[0] == 1008
+            assert home.app.admission.free
+
+    run(main)
+
+
+def test_a_server_that_stops_says_so() -> None:
+    async def main() -> None:
+        async with house() as home:
+            peer = await home.begin()
+            home.app.stop()
+            await hear_all(peer)
+            assert peer.closed == (1001, "the server is shutting down")
+            assert (await home.app._ready()).status == 503
+
+    run(main)
+
+
+def test_health_and_readiness() -> None:
+    async def main() -> None:
+        async with house() as home:
+            assert (await home.app._health()).status == 200
+            assert (await home.app._ready()).status == 200
+            peer = await home.begin()
+            busy = await home.app._ready()
+            assert (busy.status, json.loads(busy.body)) == (503, {"ready": False, "why": "busy"})
+            peer.leave()
+            await wait_all_tasks_blocked()
+            assert (await home.app._ready()).status == 200
+            await home.worker.stop()
+            assert (await home.app._health()).status == 503
+
+    run(main)
+
+
+def test_a_model_that_still_loads_refuses_with_a_word() -> None:
+    async def main() -> None:
+        async with FakeWorker(load_seconds=100) as worker, trio.open_nursery() as nursery:
+            app = App(worker, Settings(model="fake"), Gate(None))
+            transport, peer = memory_transport()
+            nursery.start_soon(app._talk, transport, REQUEST)
+            messages = await hear_all(peer)
+            assert [m["error"]["code"] for m in messages] == ["model_loading"]
+            assert peer.closed == (1013, "loading")
+            assert (await app._ready()).status == 503
+            assert (await app._health()).status == 200
+
+    run(main)
+
+
+def test_a_frame_that_fails_ends_its_session_only() -> None:
+    def broken(seed: int, index: int) -> None:
+        if seed == 7 and index == 1:
+            raise RuntimeError("/a/path and a library's own words")
+
+    async def main() -> None:
+        async with house(voicechat=FakeVoiceChat(broken)) as home:
+            peer = await home.begin()
+            await peer.say(append(3))
+            messages = await hear_all(peer)
+            text = json.dumps(messages)
+            assert "inference_error" in text
+            assert "/a/path" not in text
+            assert peer.closed is not None
+            assert peer.closed[0] == 1011
+            assert home.app.admission.free
+
+    run(main)
+
+
+def test_metrics_count() -> None:
+    async def main() -> None:
+        async with house() as home:
+            peer = await home.begin()
+            await hear_all(home.enter())
+            await peer.say(CANCEL)
+            await hear_all(peer)
+            home.app.metrics.frame_took(FrameTime(1, 0, 0.025))
+            answer = await home.app._metrics()
+            lines = answer.body.decode().splitlines()
+            assert "voicechat_sessions_total 1.0" in lines
+            assert "voicechat_server_busy_total 1.0" in lines
+            assert "voicechat_frames_total 1.0" in lines
+            assert 'voicechat_frame_ms_bucket{le="30.0"} 1.0' in lines
+            assert 'voicechat_frame_ms_bucket{le="20.0"} 0.0' in lines
+            assert "voicechat_slots_taken 0.0" in lines
+            assert "voicechat_model_ready 1.0" in lines
+
+    run(main)
+
+
+def test_a_slot_is_given_back_whatever_happens() -> None:
+    admission = Admission()
+    for _ in range(3):
+        with suppress(ZeroDivisionError), admission.slot() as admitted:
+            assert admitted
+            with admission.slot() as second:
+                assert not second
+            assert admission.taken == 1
+            raise ZeroDivisionError
+        assert admission.free

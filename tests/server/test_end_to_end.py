@@ -1,0 +1,134 @@
+"""A real process, socket and spoken WAV, the tiny checkpoint: what a client gets is what ``generate`` gives."""
+
+import base64
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import numpy as np
+import pytest
+import trio
+from trio_websocket import ConnectionClosed, WebSocketConnection, wrap_client_stream
+
+from voicechat_core import VoiceChat
+from voicechat_core.audio import float_to_pcm16, read_audio
+
+SPOKEN = Path(__file__).parents[1] / "data" / "spoken.wav"
+RUN = "from voicechat_server.cli import main; main()"
+NET = 120.0
+
+
+@pytest.fixture(scope="module")
+def server(tiny_path: Path) -> Iterator[str]:
+    """Its address; the process must end with 0 when it is asked to."""
+    command = [sys.executable, "-c", RUN, "-m", str(tiny_path), "--port", "0"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    lines = []
+    for line in process.stderr:
+        lines.append(line)
+        if "ready on" in line:
+            break
+    else:
+        raise AssertionError("".join(lines))
+    yield line.split("ready on ")[1].strip()
+    process.send_signal(signal.SIGTERM)
+    with process.stderr:
+        rest = process.stderr.read()
+    assert process.wait(30) == 0, rest
+    assert "Traceback" not in rest
+
+
+async def converse(url: str, pcm: np.ndarray, chunk: int, **session: Any) -> tuple[list[dict[str, Any]], int]:
+    """All messages after session.updated, and the close code."""
+    heard: list[dict[str, Any]] = []
+
+    async def talk(socket: WebSocketConnection) -> None:
+        for start in range(0, len(pcm), chunk):
+            audio = base64.b64encode(pcm[start : start + chunk].tobytes()).decode()
+            await socket.send_message(json.dumps({"type": "input_audio_buffer.append", "audio": audio}))
+        await socket.send_message(json.dumps({"type": "input_audio_buffer.commit"}))
+
+    with trio.fail_after(NET):
+        place = urlsplit(url)
+        assert place.hostname is not None
+        assert place.port is not None
+        # Our own stream: the library leaves it open when the server closes first.
+        stream = await trio.open_tcp_stream(place.hostname, place.port)
+        async with stream, trio.open_nursery() as nursery:
+            socket = await wrap_client_stream(nursery, stream, place.netloc, place.path)
+            await socket.send_message(json.dumps({"type": "session.update", "session": session}))
+            while json.loads(await socket.get_message())["type"] != "session.updated":
+                pass
+            nursery.start_soon(talk, socket)
+            try:
+                while True:
+                    heard.append(json.loads(await socket.get_message()))
+            except ConnectionClosed as closed:
+                nursery.cancel_scope.cancel()
+                code = closed.reason.code
+    return heard, code
+
+
+@pytest.fixture(scope="module")
+def pcm() -> np.ndarray:
+    return float_to_pcm16(read_audio(SPOKEN, 16000), 32768)
+
+
+@pytest.mark.parametrize("chunk", [1279, 1280, 1281, 5000, 10**6])
+def test_what_a_client_gets_is_what_generate_gives(server: str, tiny: VoiceChat, pcm: np.ndarray, chunk: int) -> None:
+    expected = tiny.generate(pcm, system_prompt="Be concise.", seed=5)
+    heard, code = trio.run(lambda: converse(server, pcm, chunk, system_prompt="Be concise.", seed=5))
+    assert code == 1000
+    audio = [m for m in heard if m["type"] == "response.audio.delta"]
+    assert [m["frame_index"] for m in audio] == list(range(expected.frames))
+    assert [m["text_token"] for m in audio] == expected.text_tokens
+    assert [m["function_token"] for m in audio] == expected.function_tokens
+    assert np.array_equal([m["audio_codes"] for m in audio], expected.audio_codes)
+    stream = np.concatenate([np.frombuffer(base64.b64decode(m["delta"]), "<i2") for m in audio]).astype(int)
+    offline = float_to_pcm16(expected.audio).astype(int)
+    assert np.abs(stream[14:] - offline[6:-8]).max() <= 1
+    texts = {
+        name: "".join(m["delta"] for m in heard if m["type"] == f"response.{name}.delta")
+        for name in ("text", "function")
+    }
+    assert texts == {"text": expected.text, "function": expected.function_text}
+    assert heard[-1]["type"] == "response.done"
+
+
+def test_chunks_of_single_samples(server: str, tiny: VoiceChat, pcm: np.ndarray) -> None:
+    """And of 159 and 160: the first frames, since each message is one sample."""
+    expected = tiny.generate(pcm[:3000], seed=1)
+    for chunk in (1, 159, 160):
+        heard, _ = trio.run(lambda size=chunk: converse(server, pcm[:3000], size, seed=1))
+        audio = [m for m in heard if m["type"] == "response.audio.delta"]
+        assert np.array_equal([m["audio_codes"] for m in audio], expected.audio_codes)
+
+
+def test_plain_http(server: str) -> None:
+    from urllib.request import urlopen
+
+    base = server.replace("ws://", "http://").removesuffix("/v1/realtime")
+    with urlopen(f"{base}/health", timeout=NET) as answer:
+        assert json.load(answer)["status"] == "ok"
+    with urlopen(f"{base}/ready", timeout=NET) as answer:
+        assert json.load(answer) == {"ready": True}
+    with urlopen(f"{base}/metrics", timeout=NET) as answer:
+        assert b"voicechat_frames_total" in answer.read()
+    with urlopen(base, timeout=NET) as answer:
+        assert b"/v1/realtime" in answer.read()
+
+
+def test_other_addresses_need_a_key(tiny_path: Path) -> None:
+    command = [sys.executable, "-c", RUN, "-m", str(tiny_path), "--host", "0.0.0.0"]
+    environment = {name: value for name, value in os.environ.items() if name != "VOICECHAT_API_KEY"}
+    result = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=NET)
+    assert result.returncode == 2
+    assert result.stderr.startswith("voicechat-server: ")
+    assert "Traceback" not in result.stderr
