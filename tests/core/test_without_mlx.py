@@ -27,6 +27,7 @@ def run(code: str) -> subprocess.CompletedProcess[str]:
         "voicechat_core.hub",
         "voicechat_core.quantization",
         "voicechat_core.tokenizer",
+        "voicechat_core.wire",
     ],
 )
 def test_imports(module: str) -> None:
