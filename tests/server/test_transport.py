@@ -28,6 +28,7 @@ from voicechat_server.transport import (
 
 HANDSHAKE = Handshake("/v1/realtime", KEY)
 Pair = tuple[trio.abc.Stream, trio.abc.Stream]
+MemoryStream = trio.StapledStream[trio.testing.MemorySendStream, trio.testing.MemoryReceiveStream]
 
 
 @asynccontextmanager
@@ -369,6 +370,8 @@ async def test_a_peer_that_does_not_read_the_answer(autojump_clock: MockClock) -
     await upgrade(ours, HANDSHAKE, heard, limits=SocketLimits(accept_seconds=7.0))
     assert heard.code == -1  # there was no conversation
     assert trio.current_time() == 7.0
+    with pytest.raises(trio.ClosedResourceError):
+        await ours.send_all(b"x")
 
 
 @pytest.mark.trio
@@ -424,12 +427,9 @@ async def _send_until_gone(socket: Transport) -> None:
         await forever(lambda: socket.send("x" * 1000))
 
 
-@pytest.mark.trio
-async def test_after_half_a_frame_nothing_is_sent(autojump_clock: MockClock) -> None:
-    """The stream takes ten bytes of a frame before the send is cancelled; a close frame would be read as payload."""
-    ours, theirs = memory_stream_pair()
-    original = ours.send_stream.send_all
-    calls: list[int] = []
+def stalling(stream: MemoryStream, calls: list[int]) -> None:
+    """Let a stream take its first write, then ten bytes of each other."""
+    original = stream.send_stream.send_all
 
     async def slow(data: bytes | bytearray | memoryview) -> None:
         calls.append(len(data))
@@ -438,7 +438,15 @@ async def test_after_half_a_frame_nothing_is_sent(autojump_clock: MockClock) -> 
         if not handshake:
             await trio.sleep_forever()
 
-    ours.send_stream.send_all = slow  # type: ignore[method-assign]
+    stream.send_stream.send_all = slow  # type: ignore[method-assign]
+
+
+@pytest.mark.trio
+async def test_after_half_a_frame_nothing_is_sent(autojump_clock: MockClock) -> None:
+    """A close frame would be read as the rest of the first."""
+    ours, theirs = memory_stream_pair()
+    calls: list[int] = []
+    stalling(ours, calls)
 
     async def talk(socket: Transport) -> None:
         with trio.move_on_after(1):
@@ -450,6 +458,24 @@ async def test_after_half_a_frame_nothing_is_sent(autojump_clock: MockClock) -> 
         await peer.stream.aclose()
     assert calls == [129, 102, 1]  # the last is the look of ``converse`` whether the stream is closed
     assert trio.current_time() == 1.0
+
+
+@pytest.mark.trio
+async def test_after_half_a_pong_nothing_is_sent(autojump_clock: MockClock) -> None:
+    """The same, where the library's reader was writing."""
+    ours, theirs = memory_stream_pair()
+    calls: list[int] = []
+    stalling(ours, calls)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(lambda: upgrade(ours, HANDSHAKE, Heard()))
+        peer = Peer(theirs)
+        await peer.head()
+        await peer.write(frame(PING, b"x" * 100))
+        await wait_all_tasks_blocked()
+        nursery.cancel_scope.cancel()
+        with trio.CancelScope(shield=True):
+            assert await peer.rest() == b"\x8a\x64" + b"x" * 8
+    assert calls == [129, 102]
 
 
 @pytest.mark.trio

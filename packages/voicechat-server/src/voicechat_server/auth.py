@@ -193,7 +193,7 @@ def _checked_origin(text: str) -> Origin:
 
 def _parse_origin(value: bytes) -> Origin | None:
     """Scheme, host and port, the port never None; None for what no page of the web has, such as ``null``."""
-    match = re.fullmatch(r"(https?)://([^/?#@\s]+)", value.decode("latin-1").lower())
+    match = re.fullmatch(r"(https?)://(.+)", value.decode("latin-1").lower())
     return _parse_host(match[2].encode("latin-1"), match[1]) if match else None
 
 

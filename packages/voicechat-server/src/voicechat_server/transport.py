@@ -53,7 +53,6 @@ CLOSE_SECONDS: Final = 2.0  # a round trip to anywhere; who does not answer with
 BYTES_A_READ: Final = 65536  # some ten appends of a second; the library's own 4 KiB are six reads for one of them
 CLOSE_FRAME: Final = 0x88  # the first byte of a close frame that is whole
 BROKEN: Final = (trio.BrokenResourceError, trio.ClosedResourceError, trio.BusyResourceError)
-LONGEST_REASON: Final = 123  # bytes: with the code 125, the most in a control frame
 TOO_BIG: Final = 1009
 OUR_VERDICTS: Final = (1002, 1007, TOO_BIG)  # codes with which a peer is judged, and not told by the library
 
@@ -236,7 +235,7 @@ class _Line(trio.abc.Stream):
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
         """Write; the library writes one whole frame at a time. A close frame that was begun is not cancelled."""
-        if self._closed:
+        if self._closed or self.torn:
             raise trio.ClosedResourceError
         if not data or data[0] != CLOSE_FRAME:
             return await self._write(data)
@@ -305,7 +304,7 @@ class WebSocket:
             raise Gone(self._code())
         try:
             await self._library.send_message(text)
-        except (ConnectionClosed, LocalProtocolError):  # the second while the peer's close is being answered
+        except (ConnectionClosed, LocalProtocolError):  # the second is known to leak (trio-websocket #175)
             raise Gone(self._code()) from None
         except trio.Cancelled:
             self._dead = self._line.torn = True
@@ -323,7 +322,7 @@ class WebSocket:
             self._line.shut()
             await self._reader_over.wait()
             if not self._line.torn:
-                await self._pay_close_frame(code, reason)
+                await self._pay_close_frame(code)
                 await hang_up(self._line.stream, self._close_seconds)
         await _cut(self._line.stream)
 
@@ -345,14 +344,12 @@ class WebSocket:
         except Exception as error:  # whatever it is, the connection ends here
             _log.debug("%s: closing: %s", self._remote, type(error).__name__)
 
-    async def _pay_close_frame(self, code: int, reason: str) -> None:
+    async def _pay_close_frame(self, code: int) -> None:
         """Send the close frame that the library did not."""
         if self._line.close_sent:
             return
         judged = self._code()
-        if judged in OUR_VERDICTS:
-            code, reason = judged, ""
-        payload = struct.pack("!H", code) + reason.encode("utf-8")[:LONGEST_REASON]
+        payload = struct.pack("!H", judged if judged in OUR_VERDICTS else code)
         with contextlib.suppress(*BROKEN):
             await self._line.stream.send_all(bytes([CLOSE_FRAME, len(payload)]) + payload)
 
