@@ -316,6 +316,66 @@ def test_a_frame_that_fails_ends_its_session_only() -> None:
     run(main)
 
 
+def test_what_a_session_asks_for_reaches_the_model() -> None:
+    """Without padding three and a tenth frames are three; the server's prompt stands where none is asked for."""
+
+    async def main() -> None:
+        async with house() as home:
+            home.app._settings = Settings(model="fake", system_prompt="Be kind.")
+            peer = await home.begin()
+            await peer.say(append(3.1))
+            await peer.say(json.dumps({"type": "input_audio_buffer.commit", "pad_partial": False}))
+            messages = await hear_all(peer)
+            assert kinds(messages).count("response.audio.delta") == 3
+            assert home.worker.voicechat.opened[0]["system_prompt"] == "Be kind."
+
+    run(main)
+
+
+def test_the_policy_skip_drops_whole_frames_and_says_how_many() -> None:
+    async def main() -> None:
+        async with house(frame_seconds=0.08) as home:
+            peer = home.enter()
+            await hear_until(peer, "session.created")
+            lag = {"policy": "skip", "max_seconds": 0.4}
+            await peer.say(json.dumps({"type": "session.update", "session": {"lag": lag}}))
+            await hear_until(peer, "session.updated")
+            await peer.say(append(100))
+            await peer.say(COMMIT)
+            messages = await hear_all(peer)
+            told = [m for m in messages if m["type"] == "session.lag"][-1]
+            frames = kinds(messages).count("response.audio.delta")
+            assert told["policy"] == "skip"
+            assert frames < 20
+            assert frames + told["frames_skipped"] == 100
+            lines = (await home.app._metrics()).body.decode().splitlines()
+            assert f"voicechat_frames_skipped_total {told['frames_skipped']}.0" in lines
+
+    run(main)
+
+
+def test_a_reader_that_has_no_room_takes_no_more() -> None:
+    """One second may be queued and the model stands still: of 40 messages most stay with the peer."""
+
+    async def main() -> None:
+        async with house(frame_seconds=1e6, most_input_seconds=1.0) as home:
+            peer, said = await home.begin(), [0]
+
+            async def talk() -> None:
+                for _ in range(40):
+                    await peer.say(append(5))
+                    said[0] += 1
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(talk)
+                await trio.sleep(5)
+                # Three are in the queue, one waits for room, eight wait in the socket.
+                assert said[0] <= 13
+                nursery.cancel_scope.cancel()
+
+    run(main)
+
+
 def test_metrics_count() -> None:
     async def main() -> None:
         async with house() as home:
