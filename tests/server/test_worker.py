@@ -340,7 +340,7 @@ async def test_a_long_prompt_is_given_up_and_stops_no_ping(tiny: VoiceChat, tiny
             getattr(session, ended_by)()
             assert await answered(worker, Opening(seed=2), sound(2)) == plain(tiny, sound(2), seed=2)
             steps = worker._side._voicechat.voicechat.prompts._speech.steps  # type: ignore[union-attr]
-            assert 4 < steps < 2000
+            assert steps < 1000
 
 
 @pytest.mark.trio
