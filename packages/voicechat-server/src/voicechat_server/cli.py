@@ -89,7 +89,7 @@ def serve(
     queued_seconds: Annotated[float, _limit("Of audio that waits; past it the server reads no further.")] = 120,
     queued_events: Annotated[int, _limit("Events that wait for a client; past it the model pauses.", min=1)] = 256,
     write_seconds: Annotated[float, _limit("For a client to take a message; then it is closed (1008).")] = 10,
-    prompt_chars: Annotated[int, _limit("Of a client's system prompt: nobody is served while it is read.", min=1)] = (
+    prompt_chars: Annotated[int, _limit("Of a client's system prompt: it is read step by step.", min=1)] = (
         Limits.prompt_chars
     ),
     message_chars: Annotated[int, _limit("Of one message; past it 1009. As it is, 120 s of audio.", min=1024)] = (

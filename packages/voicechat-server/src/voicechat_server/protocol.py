@@ -131,8 +131,8 @@ class Limits:
         session_seconds: of a session, by the clock and in audio: the slot comes round, and the model's positions last.
         lag_seconds: audio that waits for the model before the peer is told of it: more than a few late frames.
         lag_every_seconds: least time between two session.lag.
-        prompt_chars: of a peer's system prompt. The model reads it in one piece, and nobody else is served meanwhile;
-            ten pages of instructions are less.
+        prompt_chars: of a peer's system prompt. The speech decoder takes a step for each of its tokens the first time,
+            so a long one keeps the slot for minutes; this is two or three pages.
     """
 
     configure_seconds: float = 30.0
@@ -140,7 +140,7 @@ class Limits:
     session_seconds: float = 600.0
     lag_seconds: float = 0.5
     lag_every_seconds: float = 1.0
-    prompt_chars: int = 32768
+    prompt_chars: int = 8192
 
 
 class Protocol:
