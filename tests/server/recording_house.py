@@ -134,9 +134,7 @@ async def house(
     tts_context_frames: int | None = None,
     **worker_options: Any,
 ) -> AsyncIterator[House]:
-    recordings = Recordings(
-        root, model="fake", checkpoint=checkpoint, precision="auto", limits=limits, on_disk=on_disk
-    )  # fmt: skip
+    recordings = Recordings(root, model="fake", checkpoint=checkpoint, precision="auto", limits=limits, on_disk=on_disk)
     recordings.prepare()
     model: Any = voicechat or FakeVoiceChat()
     if isinstance(model, FakeVoiceChat):
@@ -144,9 +142,7 @@ async def house(
     async with RecordedWorker(recordings, model, warm_prompt_tokens=0, **worker_options) as worker:
         await worker.loaded()
         async with trio.open_nursery() as nursery:
-            yield House(
-                recordings if record else None, worker, nursery, root, tts_context_frames=tts_context_frames
-            )  # fmt: skip
+            yield House(recordings if record else None, worker, nursery, root, tts_context_frames=tts_context_frames)
 
 
 class RecordedWorker(FakeWorker):

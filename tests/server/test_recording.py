@@ -37,7 +37,7 @@ from tests.server.recording_house import (
     update,
 )
 from voicechat_core import InputError
-from voicechat_server.recording import RecordingLimits, Recordings, recorded
+from voicechat_server.recording import OnDisk, RecordingLimits, Recordings, recorded
 from voicechat_server.recording_files import Folder
 
 HEARD = sound(3.5)
@@ -45,6 +45,14 @@ HEARD = sound(3.5)
 
 def spoken(messages: list[dict[str, Any]]) -> bytes:
     return b"".join(base64.b64decode(m["delta"]) for m in messages if m["type"] == "response.audio.delta")
+
+
+def slow(seconds: float) -> OnDisk:
+    async def slowly(work: Callable[[], None]) -> None:
+        await trio.sleep(seconds)
+        work()
+
+    return slowly
 
 
 def of(kind: str, found: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -178,9 +186,13 @@ class Choosy(FakeVoiceChat):
         return super().session(**options)
 
 
-def test_after_a_failed_update_the_input_begins_anew(tmp_path: Path) -> None:
+@pytest.mark.parametrize("seconds", [0.0, 1.9])
+def test_after_a_failed_update_the_input_begins_anew(tmp_path: Path, seconds: float) -> None:
+    """Also where both are written at once, by a disk that was busy meanwhile."""
+
     async def main() -> None:
-        async with house(tmp_path, voicechat=Choosy(), open_seconds=1.0) as home:
+        limits = RecordingLimits(tail_seconds=10)
+        async with house(tmp_path, on_disk=slow(seconds), limits=limits, voicechat=Choosy(), open_seconds=1.0) as home:
             peer = home.enter()
             await hear_until(peer, "session.created")
             await peer.say(update(seed=1))
@@ -238,6 +250,27 @@ def test_nothing_is_recorded_unless_it_is_asked_for(tmp_path: Path) -> None:
     run(main)
 
 
+def test_what_is_there_while_the_conversation_goes_on(tmp_path: Path) -> None:
+    """And if the process is killed."""
+
+    async def main() -> None:
+        async with house(tmp_path, frame_seconds=0.5) as home:
+            peer = await home.begin(seed=3)
+            await peer.say(append(sound(30)))
+            heard = [m for _ in range(4) for m in await hear_until(peer, "response.audio.delta")]
+            await wait_all_tasks_blocked()
+            folder = home.folder()
+            told = facts(folder)
+            assert (told["complete"], told["ended"], told["opening"]["seed"]) == (False, None, 3)
+            assert pcm(folder / "input.pcm").size == 30 * 1280
+            assert (folder / "output.pcm").read_bytes() == spoken(heard)
+            sent = [line["message"]["type"] for line in of("server", lines(folder))]
+            assert sent.count("response.audio.delta") == 4
+            peer.leave()
+
+    run(main)
+
+
 # ---- connections that end
 
 
@@ -273,12 +306,8 @@ def test_a_peer_that_vanishes(tmp_path: Path, moment: str) -> None:
 
 
 def test_a_connection_that_is_cancelled_is_written_to_its_end(tmp_path: Path) -> None:
-    async def slowly(work: Callable[[], None]) -> None:
-        await trio.sleep(0.3)
-        work()
-
     async def main() -> None:
-        async with house(tmp_path, on_disk=slowly, frame_seconds=0.01) as home:
+        async with house(tmp_path, on_disk=slow(0.3), frame_seconds=0.01) as home:
             peer = await home.begin()
             await peer.say(append(sound(20)))
             heard = [m for _ in range(20) for m in await hear_until(peer, "response.audio.delta")]
@@ -297,9 +326,7 @@ def test_a_connection_that_is_cancelled_is_written_to_its_end(tmp_path: Path) ->
 
 def test_an_error_in_the_block_passes_and_the_folder_is_whole(tmp_path: Path) -> None:
     async def main() -> None:
-        recordings = Recordings(
-            tmp_path, model="m", checkpoint=tmp_path, precision="auto", on_disk=at_once
-        )  # fmt: skip
+        recordings = Recordings(tmp_path, model="m", checkpoint=tmp_path, precision="auto", on_disk=at_once)
 
         async def fail() -> None:
             async with recorded(recordings, "sess_1") as watcher:
@@ -356,7 +383,7 @@ def test_a_disk_that_becomes_full_ends_the_recording_and_nothing_else(
 
     async def main() -> None:
         async with house(tmp_path, on_disk=full, frame_seconds=0.01) as home:
-            messages = await talk_to_the_end(home)
+            await talk_to_the_end(home)
             folder = home.folder()
             told = facts(folder)
             assert told["complete"] is False
@@ -364,12 +391,38 @@ def test_a_disk_that_becomes_full_ends_the_recording_and_nothing_else(
             assert told["ended"]["ended_by"] == "done"
             assert (told["input_samples"], told["output_samples"]) == (None, None)
             assert (folder / "input.pcm").stat().st_size == 20001
-            assert spoken(messages).startswith((folder / "output.pcm").read_bytes())
+            assert (folder / "output.pcm").stat().st_size == 0  # it was the end
 
     run(main)
     (line,) = complaints(caplog)
     assert line.startswith(f"sess_0000000000000000: the recording in {tmp_path}")
     assert "is not complete: it cannot be written: " in line
+
+
+def test_no_line_tells_of_samples_that_are_not_there(tmp_path: Path) -> None:
+    """The third frame's sound does not fit any more."""
+
+    async def full(work: Callable[[], None]) -> None:
+        await trio.lowlevel.checkpoint()
+        with files_of_at_most(2 * 3528 + 100):
+            work()
+
+    async def main() -> None:
+        async with house(tmp_path, on_disk=full) as home:
+            peer = await home.begin()
+            await peer.say(append(sound(2.2)))
+            for _ in range(3):
+                await hear_until(peer, "response.audio.delta")
+                await wait_all_tasks_blocked()  # until it is written
+            peer.leave()
+            await home.over.wait()
+            folder = home.folder()
+            sent = [line["message"]["type"] for line in of("server", lines(folder))]
+            assert sent.count("response.audio.delta") == 2
+            assert (folder / "output.pcm").stat().st_size == 2 * 3528 + 100
+            assert facts(folder)["complete"] is False
+
+    run(main)
 
 
 def test_a_failure_is_marked_before_the_conversation_ends(tmp_path: Path) -> None:
@@ -409,13 +462,9 @@ def test_a_disk_on_which_nothing_can_be_made(tmp_path: Path, caplog: pytest.LogC
 def test_a_disk_that_is_too_slow_for_the_buffer(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The buffer is full; the write that runs is waited for, and the mark is set."""
 
-    async def slow(work: Callable[[], None]) -> None:
-        await trio.sleep(1)
-        work()
-
     async def main() -> None:
         limits = RecordingLimits(waiting_bytes=50_000)
-        async with house(tmp_path, on_disk=slow, limits=limits, frame_seconds=0.08) as home:
+        async with house(tmp_path, on_disk=slow(1.0), limits=limits, frame_seconds=0.08) as home:
             await talk_to_the_end(home)
             told = facts(home.folder())
             assert told["complete"] is False
@@ -451,12 +500,8 @@ def test_what_is_being_written_counts_as_waiting(tmp_path: Path) -> None:
 
 
 def test_a_disk_that_keeps_up_late_loses_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    async def late(work: Callable[[], None]) -> None:
-        await trio.sleep(0.6)
-        work()
-
     async def main() -> None:
-        async with house(tmp_path, on_disk=late, frame_seconds=0.08) as home:
+        async with house(tmp_path, on_disk=slow(0.6), frame_seconds=0.08) as home:
             messages = await talk_to_the_end(home)
             assert facts(home.folder())["complete"] is True
             assert (home.folder() / "output.pcm").read_bytes() == spoken(messages)

@@ -12,11 +12,11 @@ No Trio and no thread: the caller's thread loads the checkpoint and runs it.
 
 import json
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 import msgspec
 import numpy as np
@@ -182,7 +182,7 @@ def read(folder: str | PathLike[str]) -> Recorded:
         raise InputError(f"{path}: no session was opened in this recording")
     notes = [] if facts.complete else [f"the recording is not complete: {facts.incomplete_because or 'it was cut off'}"]
     lines = _lines(path, facts, notes)
-    said = [line.message for line in lines if isinstance(line, FromServer) and line.message.get("type") in SAID]
+    said = [line.message for line in lines if isinstance(line, FromServer)]
     flushes = [line for line in lines if isinstance(line, Flushed)]
     return Recorded(
         folder=path,
@@ -217,23 +217,34 @@ def _facts(path: Path) -> SessionFile:
 
 
 def _lines(path: Path, facts: SessionFile, notes: list[str]) -> list[Line]:
-    """What passed since the session was asked for."""
-    *whole, last = _bytes(path / LOG).split(b"\n")
-    if last:
-        notes.append(f"{LOG} ends inside a line")
-        if facts.complete:
-            raise InputError(f"{path / LOG}: ends inside a line, though the recording is complete")
+    """What matters of all that passed since the session was asked for. A log may be long, and mostly pings."""
     lines: list[Line] = []
-    decoder = msgspec.json.Decoder(Line)
-    for number, text in enumerate(whole, 1):
-        try:
-            line = decoder.decode(text)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            raise InputError(f"{path / LOG}: line {number} cannot be read: {error}") from error
+    for line in _every_line(path, facts, notes):
         if isinstance(line, Asked):
             lines.clear()
-        lines.append(line)
+        elif isinstance(line, Flushed | SkippedFrames) or _is_said(line):
+            lines.append(line)
     return lines
+
+
+def _is_said(line: Line) -> bool:
+    return isinstance(line, FromServer) and line.message.get("type") in SAID
+
+
+def _every_line(path: Path, facts: SessionFile, notes: list[str]) -> Iterator[Line]:
+    """But not a last one that is torn: the process was killed, or the disk full."""
+    decoder = msgspec.json.Decoder(Line)
+    with _opened(path / LOG) as file:
+        for number, text in enumerate(file, 1):
+            if not text.endswith(b"\n"):
+                notes.append(f"{LOG} ends inside a line")
+                if facts.complete:
+                    raise InputError(f"{path / LOG}: ends inside a line, though the recording is complete")
+                return
+            try:
+                yield decoder.decode(text)
+            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+                raise InputError(f"{path / LOG}: line {number} cannot be read: {error}") from error
 
 
 def _pcm(file: Path, facts: SessionFile, samples: int | None) -> Samples:
@@ -272,8 +283,15 @@ def _count(message: dict[str, Any], path: Path) -> int:
 
 
 def _bytes(file: Path) -> bytes:
+    with _opened(file) as opened:
+        return opened.read()
+
+
+@contextmanager
+def _opened(file: Path) -> Iterator[BinaryIO]:
     try:
-        return file.read_bytes()
+        with file.open("rb") as opened:
+            yield opened
     except OSError as error:
         raise InputError(f"{file}: cannot be read: {error.strerror}") from error
 
@@ -323,9 +341,7 @@ def compare(recorded: Recorded, voicechat: "VoiceChat", checkpoint: str | PathLi
         messages += 1
         frames += said.message["type"] == AUDIO
     facts = recorded.facts
-    return ReplayReport(
-        str(recorded.folder), facts.session, str(checkpoint), ours, frames, messages, difference, notes
-    )  # fmt: skip
+    return ReplayReport(str(recorded.folder), facts.session, str(checkpoint), ours, frames, messages, difference, notes)
 
 
 def _again(recorded: Recorded, voicechat: "VoiceChat") -> Iterator[wire.ServerEvent]:
