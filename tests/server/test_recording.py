@@ -37,7 +37,7 @@ from tests.server.recording_house import (
     update,
 )
 from voicechat_core import InputError
-from voicechat_server.recording import OnDisk, RecordingLimits, Recordings, recorded
+from voicechat_server.recording import OnDisk, Recorder, RecordingLimits, Recordings, recorded
 from voicechat_server.recording_files import Folder
 
 HEARD = sound(3.5)
@@ -291,6 +291,8 @@ def test_a_peer_that_vanishes(tmp_path: Path, moment: str) -> None:
             if moment == "after commit":
                 await peer.say(COMMIT)
                 heard += await hear_until(peer, "response.audio.delta")
+            if heard:
+                await trio.sleep(2)  # a message waits for the peer to take it
             await wait_all_tasks_blocked()
             peer.leave()
             await home.over.wait()
@@ -475,26 +477,60 @@ def test_a_disk_that_is_too_slow_for_the_buffer(tmp_path: Path, caplog: pytest.L
 
 
 def test_what_is_being_written_counts_as_waiting(tmp_path: Path) -> None:
-    """Two pushes of 30,000 bytes: one on its way to the disk and one behind it are more than 50,000."""
-    released = trio.Event()
+    """15,000 samples are 30,000 bytes, and 40,000 as text; the first text is on its way to the disk, one more follows."""
+    holding, released = trio.Event(), trio.Event()
 
     async def held(work: Callable[[], None]) -> None:
-        if list(tmp_path.iterdir()):
+        if holding.is_set():
             await released.wait()
-        work()
+        await at_once(work)
 
     async def main() -> None:
-        limits = RecordingLimits(waiting_bytes=130_000)
+        limits = RecordingLimits(waiting_bytes=100_000)
         async with house(tmp_path, on_disk=held, limits=limits) as home:
             peer = await home.begin()
-            await peer.say(append(np.zeros(15000, np.int16)))  # 30,000 bytes, and 40,000 as text
-            await hear_until(peer, "response.audio.delta")
-            await peer.say(append(np.zeros(15000, np.int16)))
             await wait_all_tasks_blocked()
+            holding.set()
+            for _ in range(2):
+                await peer.say(append(np.zeros(15000, np.int16)))
+                await wait_all_tasks_blocked()
             peer.leave()
             released.set()
             await home.over.wait()
-            assert "more than 130000 bytes" in facts(home.folder())["incomplete_because"]
+            assert "more than 100000 bytes" in str(facts(home.folder())["incomplete_because"])
+
+    run(main)
+
+
+def test_what_is_written_waits_no_more(tmp_path: Path) -> None:
+    """Ten times the buffer, in turns."""
+
+    async def main() -> None:
+        async with house(tmp_path, limits=RecordingLimits(waiting_bytes=20_000)) as home:
+            peer = await home.begin()
+            for _ in range(20):
+                await peer.say(append(sound(1)))
+                await hear_until(peer, "response.audio.delta")
+                await wait_all_tasks_blocked()
+            await peer.say(CANCEL)
+            await hear_all(peer)
+            await home.over.wait()
+            assert facts(home.folder())["complete"] is True
+
+    run(main)
+
+
+def test_a_recording_that_has_ended_keeps_nothing(tmp_path: Path) -> None:
+    async def main() -> None:
+        limits = RecordingLimits(waiting_bytes=10_000, tail_seconds=0)
+        recordings = Recordings(
+            tmp_path, model="m", checkpoint=tmp_path, precision="auto", limits=limits, on_disk=slow(1.0)
+        )
+        async with recorded(recordings, "sess_1") as watcher:
+            assert isinstance(watcher, Recorder)
+            for count in range(1, 40):
+                watcher.saw(PING)
+                assert len(watcher._items) == (count if count < 19 else 0)  # 512 bytes each, and the text
 
     run(main)
 
@@ -510,16 +546,22 @@ def test_a_disk_that_keeps_up_late_loses_nothing(tmp_path: Path, caplog: pytest.
     assert complaints(caplog) == []
 
 
+def hangs_in(root: Path) -> OnDisk:
+    """A disk that makes a folder, and does nothing any more."""
+
+    async def hangs(work: Callable[[], None]) -> None:
+        if list(root.iterdir()):
+            await trio.sleep_forever()
+        await at_once(work)
+
+    return hangs
+
+
 def test_a_disk_that_hangs_delays_the_close_by_two_seconds_at_most(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def hangs(work: Callable[[], None]) -> None:
-        if list(tmp_path.iterdir()):
-            await trio.sleep_forever()
-        work()
-
     async def main() -> None:
-        async with house(tmp_path, on_disk=hangs, frame_seconds=0.08) as home:
+        async with house(tmp_path, on_disk=hangs_in(tmp_path), frame_seconds=0.08) as home:
             await talk_to_the_end(home)
             assert trio.current_time() == pytest.approx(20 * 0.08 + 2.0, abs=0.1)
             told = facts(home.folder())
@@ -528,6 +570,20 @@ def test_a_disk_that_hangs_delays_the_close_by_two_seconds_at_most(
     run(main)
     (line,) = complaints(caplog)
     assert line.endswith("the disk is too slow: the rest was not written within 2 seconds")
+
+
+def test_a_disk_that_hangs_does_not_hold_a_server_that_stops(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with house(tmp_path, on_disk=hangs_in(tmp_path)) as home:
+            peer = await home.begin()
+            await peer.say(append(HEARD))
+            await hear_until(peer, "response.audio.delta")
+            began = trio.current_time()
+            home.cancel.cancel()
+            await home.over.wait()
+            assert trio.current_time() == pytest.approx(began + 2.0, abs=0.1)
+
+    run(main)
 
 
 def test_a_peer_cannot_fill_the_disk(tmp_path: Path) -> None:

@@ -198,7 +198,7 @@ class Recorder:
         self._limits = limits
         self._on_disk = on_disk
         self._began = trio.current_time()
-        self._frames = 0  # of the session that is open
+        self._frames = 0  # that the session gave; a connection has one session that gives any
         self._items: list[tuple[float, Item]] = []
         self._waiting_bytes = 0  # of these and of those that are being written: see RecordingLimits
         self._news = trio.lowlevel.ParkingLot()
@@ -239,8 +239,6 @@ class Recorder:
         elif isinstance(what, Flush):
             yield Flushed(at=at, pad_partial=what.pad_partial)
         else:
-            if isinstance(what, Opening):
-                self._frames = 0
             yield what
 
     def _delivered(self, at: float, delivery: Delivery) -> Iterator[Item]:

@@ -162,7 +162,7 @@ class FromServer(_Line, frozen=True, kw_only=True, tag="server"):
 
 
 class Asked(_Line, frozen=True, kw_only=True, tag="opening"):
-    """A session is asked for: what follows is its own, and input.pcm begins here."""
+    """A session is asked for, and input.pcm begins anew. One that could not be opened gives nothing."""
 
 
 class Flushed(_Line, frozen=True, kw_only=True, tag="flush"):

@@ -32,7 +32,6 @@ from voicechat_server.recording_files import (
     LOG,
     OUTPUT,
     SESSION,
-    Asked,
     Flushed,
     FromServer,
     Line,
@@ -146,7 +145,7 @@ class Said:
 
 @dataclass(frozen=True)
 class Recorded:
-    """A folder's last session. ``flush`` is None if it was not flushed."""
+    """What a folder holds of its session. ``flush`` is None if it was not flushed."""
 
     folder: Path
     facts: SessionFile
@@ -217,14 +216,9 @@ def _facts(path: Path) -> SessionFile:
 
 
 def _lines(path: Path, facts: SessionFile, notes: list[str]) -> list[Line]:
-    """What matters of all that passed since the session was asked for. A log may be long, and mostly pings."""
-    lines: list[Line] = []
-    for line in _every_line(path, facts, notes):
-        if isinstance(line, Asked):
-            lines.clear()
-        elif isinstance(line, Flushed | SkippedFrames) or _is_said(line):
-            lines.append(line)
-    return lines
+    """What matters of all that passed. A log may be long, and mostly pings."""
+    every = _every_line(path, facts, notes)
+    return [line for line in every if isinstance(line, Flushed | SkippedFrames) or _is_said(line)]
 
 
 def _is_said(line: Line) -> bool:
