@@ -477,7 +477,7 @@ def test_a_disk_that_is_too_slow_for_the_buffer(tmp_path: Path, caplog: pytest.L
 
 
 def test_what_is_being_written_counts_as_waiting(tmp_path: Path) -> None:
-    """15,000 samples are 30,000 bytes, and 40,000 as text; the first text is on its way to the disk, one more follows."""
+    """15,000 samples are 30,000 bytes, and 40,000 as text; the first text is being written, one more follows."""
     holding, released = trio.Event(), trio.Event()
 
     async def held(work: Callable[[], None]) -> None:
@@ -531,6 +531,12 @@ def test_a_recording_that_has_ended_keeps_nothing(tmp_path: Path) -> None:
             for count in range(1, 40):
                 watcher.saw(PING)
                 assert len(watcher._items) == (count if count < 19 else 0)  # 512 bytes each, and the text
+        recordings.directory = tmp_path / "none"
+        async with recorded(recordings, "sess_2") as watcher:
+            assert isinstance(watcher, Recorder)
+            await trio.sleep(2)
+            watcher.saw(PING)
+            assert watcher._items == []
 
     run(main)
 
