@@ -197,15 +197,20 @@ def test_a_bounded_history(tmp_path: Path, tiny: VoiceChat) -> None:
     assert difference.frame_index >= 4
 
 
-def test_a_session_that_reached_its_limit(tmp_path: Path, tiny: VoiceChat) -> None:
-    """The frames before it, and the end; what was sent too much is in input.pcm and is not heard."""
+@pytest.mark.parametrize("frames", [9, 5.08])
+def test_a_session_that_reached_its_limit(tmp_path: Path, tiny: VoiceChat, frames: float) -> None:
+    """The frames before it, and the end; what was too much is in input.pcm and is not heard.
+
+    Of 5.08 frames only the padding of the last one passes the limit of five.
+    """
 
     async def script(home: House) -> None:
         peer = await home.begin(max_streaming_seconds=0.4)
-        await peer.say(append(sound(9)))
-        await hear_until(peer, "error")
+        await peer.say(append(sound(frames)))
+        if frames == 9:
+            await hear_until(peer, "error")
         await peer.say(COMMIT)
-        await hear_all(peer)
+        assert [m["type"] for m in await hear_all(peer)].count("error") == (frames != 9)
 
     report = again(record(tmp_path, tiny, script), tiny)
     assert (report.difference, report.frames) == (None, 5)
@@ -370,6 +375,16 @@ def test_a_step_of_the_sound(folder: Path, tiny: VoiceChat) -> None:
     assert "the frame's largest difference is 3" in report.text()
 
 
+def test_sounds_that_lie_further_apart_than_int16_reaches(folder: Path, tiny: VoiceChat) -> None:
+    samples = pcm(folder / "output.pcm").copy()
+    at = int(np.flatnonzero(samples < 0)[0])
+    was, samples[at] = int(samples[at]), 32767
+    (folder / "output.pcm").write_bytes(samples.tobytes())
+    difference = again(folder, tiny).difference
+    assert difference is not None
+    assert (difference.replayed, difference.largest_step) == (was, 32767 - was)
+
+
 @pytest.mark.parametrize("frame", [2, 3, 7])
 def test_samples_that_were_heard(folder: Path, tiny: VoiceChat, frame: int) -> None:
     """All that a frame reads: of one sample alone the answer of this checkpoint does not depend."""
@@ -436,6 +451,15 @@ def test_another_model_is_refused(folder: Path, tiny: VoiceChat, tmp_path: Path)
     synthesize(tmp_path / "other", seed=1)
     with pytest.raises(InputError, match=rf"fingerprint {tiny.model.fingerprint}, this one's is [0-9a-f]{{16}}: "):
         replay(folder, tmp_path / "other")
+
+
+def test_the_recorded_precision_is_loaded(folder: Path, tiny: VoiceChat, tiny_path: Path) -> None:
+    change_facts(folder, precision="bfloat16")
+    with pytest.raises(InputError, match=rf"fingerprint {tiny.model.fingerprint}, this one's is [0-9a-f]{{16}}: "):
+        replay(folder, tiny_path)
+    change_facts(folder, precision="float8")
+    with pytest.raises(InputError, match="precision is 'float8'"):
+        replay(folder, tiny_path)
 
 
 def test_other_versions_are_mentioned(folder: Path, tiny: VoiceChat) -> None:
