@@ -97,6 +97,7 @@ def test_int16_is_the_same_as_its_floats(tiny: VoiceChat) -> None:
 
 def test_a_frame_runs_when_its_last_sample_is_there(tiny: VoiceChat) -> None:
     early, late, samples = tiny.session(), tiny.session(wait_for_full_frame=True), sound(2)
+    assert tiny.first_frame_samples == 200
     assert [*early.push(samples[:199])] == []
     assert len(audio([*early.push(samples[199:200])])) == 1
     assert [*late.push(samples[:1279])] == []

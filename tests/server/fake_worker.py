@@ -65,9 +65,8 @@ class FakeVoiceChat:
         self.before_frame = before_frame
         self.opened: list[dict[str, Any]] = []
         self.warmed: list[str] = []
-        perception = SimpleNamespace(samples_until=lambda frames: FRAME * (frames - 1) + LOOKAHEAD)
-        networks = SimpleNamespace(stt_model=SimpleNamespace(perception=perception))
-        self.model = SimpleNamespace(networks=networks, config=SimpleNamespace(input_frame_samples=FRAME))
+        self.first_frame_samples = LOOKAHEAD
+        self.model = SimpleNamespace(config=SimpleNamespace(input_frame_samples=FRAME))
 
     def warm_up(self, prompt_tokens: int = 256) -> None:
         self.warmed.append(f"{prompt_tokens} prompt tokens")

@@ -1,6 +1,7 @@
 """Limits: each a number above 0, each an option that reaches the place where it is kept."""
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -47,7 +48,8 @@ def test_time_may_be_endless() -> None:
 def test_every_limit_is_an_option(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[Worker, App, Place]] = []
     monkeypatch.setattr(cli, "run", lambda *arguments: seen.append(arguments))
-    monkeypatch.setattr(cli, "_loader", lambda model, precision: (model, precision))
+    monkeypatch.setattr(cli, "_loader", lambda checkpoint, precision: (checkpoint, precision))
+    monkeypatch.setattr(cli, "_checkpoint", lambda model: (model, Path("there")))
     options = {
         "session-seconds": 1, "configure-seconds": 2, "idle-seconds": "inf", "queued-seconds": 4, "queued-events": 5,
         "write-seconds": 6, "prompt-chars": 7, "message-chars": 8000, "header-bytes": 9000, "header-seconds": 10,
@@ -78,7 +80,8 @@ def test_the_options_defaults_are_the_settings() -> None:
     seen: list[tuple[Worker, App, Place]] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cli, "run", lambda *arguments: seen.append(arguments))
-        patch.setattr(cli, "_loader", lambda model, precision: (model, precision))
+        patch.setattr(cli, "_loader", lambda checkpoint, precision: (checkpoint, precision))
+        patch.setattr(cli, "_checkpoint", lambda model: (model, Path("there")))
         assert CliRunner().invoke(cli.app, ["-m", "m"]).exit_code == 0
     [(worker, app, place)] = seen
     assert app._settings == Settings(model="m")

@@ -61,6 +61,7 @@ class Watched:
         self.voicechat = load(path)
         self.model = self.voicechat.model
         self.warm_up = self.voicechat.warm_up
+        self.first_frame_samples = self.voicechat.first_frame_samples
         self.on_frame = on_frame
         self.on_open = on_open
 

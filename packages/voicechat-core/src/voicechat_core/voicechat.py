@@ -29,6 +29,14 @@ class VoiceChat:
         self.model = model
         self.prompts = PromptStates(model)
 
+    @property
+    def first_frame_samples(self) -> int:
+        """Samples that a session's first frame reads: 200. Each later one reads ``config.input_frame_samples``, 1,280.
+
+        So frame k has read ``first_frame_samples + 1280 k`` samples, however they were cut.
+        """
+        return self.model.networks.stt_model.perception.samples_until(1)
+
     def generate(
         self,
         samples_or_path: np.ndarray | str | PathLike[str],

@@ -24,6 +24,7 @@ from voicechat_server.exchange import Close
 from voicechat_server.http import Answer, Request, Routes, serve
 from voicechat_server.metrics import Metrics
 from voicechat_server.protocol import Protocol
+from voicechat_server.recording import Recordings, recorded
 from voicechat_server.settings import Settings
 from voicechat_server.transport import Gone, Transport
 from voicechat_server.worker import Stage, Worker, WorkerEndedError
@@ -38,9 +39,17 @@ PING_SECONDS: Final = 5.0  # a frame lasts 80 ms; a thread that needs longer tha
 class App:
     """Belongs to the Trio that runs it."""
 
-    def __init__(self, worker: Worker, settings: Settings, gate: Gate, metrics: Metrics | None = None) -> None:
-        """``metrics`` is what the worker's frames are told to as well."""
+    def __init__(
+        self,
+        worker: Worker,
+        settings: Settings,
+        gate: Gate,
+        metrics: Metrics | None = None,
+        recordings: Recordings | None = None,
+    ) -> None:
+        """``metrics`` is what the worker's frames are told to as well; ``recordings`` None keeps nothing."""
         self.metrics = metrics or Metrics()
+        self._recordings = recordings
         self._worker = worker
         self._settings = settings
         self._gate = gate
@@ -98,40 +107,53 @@ class App:
 
     async def _converse(self, transport: Transport) -> Close:
         self.metrics.sessions.inc()
-        began = trio.current_time()
+        # While the model loads it has no fingerprint, and whoever comes is refused.
+        recordings = self._recordings if self._worker.stage is Stage.READY else None
         protocol = Protocol(
             model=self._settings.model,
             token=_token,
-            now=began,
+            now=trio.current_time(),
             limits=self._settings.limits,
             system_prompt=self._settings.system_prompt,
+            recording=recordings is not None,
         )
-        connection = Connection(
-            transport,
-            self._worker,
-            protocol,
-            stopping=self._stopping,
-            write_seconds=self._settings.write_seconds,
-            tts_context_frames=self._settings.tts_context_frames,
-        )
-        close = Close(1011, "internal error")
-        self._talking.add(connection)
+        return await self._record(transport, protocol, recordings)
+
+    async def _record(self, transport: Transport, protocol: Protocol, recordings: Recordings | None) -> Close:
+        began, close = trio.current_time(), Close(1011, "internal error")
         try:
-            close = await connection.run()
+            async with recorded(recordings, protocol.session_id) as watcher:
+                connection = Connection(
+                    transport,
+                    self._worker,
+                    protocol,
+                    stopping=self._stopping,
+                    write_seconds=self._settings.write_seconds,
+                    tts_context_frames=self._settings.tts_context_frames,
+                    saw=watcher.saw,
+                )
+                self._talking.add(connection)
+                try:
+                    close = await connection.run()
+                finally:
+                    self._talking.discard(connection)
+                    watcher.ended(frames=protocol.frames, ended_by=protocol.ended_by or close.reason, code=close.code)
         finally:
-            self._talking.discard(connection)
             self.metrics.skipped.inc(protocol.frames_skipped)
-            line = {
-                "session": protocol.session_id,
-                "remote": transport.remote,
-                "seconds": round(trio.current_time() - began, 3),
-                "frames": protocol.frames,
-                "frames_skipped": protocol.frames_skipped,
-                "ended_by": protocol.ended_by or close.reason,
-                "code": close.code,
-            }
-            _log.info("%s", json.dumps(line))
+            self._log(transport, protocol, trio.current_time() - began, close)
         return close
+
+    def _log(self, transport: Transport, protocol: Protocol, seconds: float, close: Close) -> None:
+        line = {
+            "session": protocol.session_id,
+            "remote": transport.remote,
+            "seconds": round(seconds, 3),
+            "frames": protocol.frames,
+            "frames_skipped": protocol.frames_skipped,
+            "ended_by": protocol.ended_by or close.reason,
+            "code": close.code,
+        }
+        _log.info("%s", json.dumps(line))
 
     async def _refuse(self, transport: Transport) -> Close:
         self.metrics.busy.inc()

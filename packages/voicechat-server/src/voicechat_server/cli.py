@@ -1,11 +1,13 @@
 """The ``voicechat-server`` command: its options, and what they mean together."""
 
+import json
 import logging
 import os
 import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
@@ -15,10 +17,15 @@ from voicechat_server.auth import KEY_VARIABLE, Gate, read_key, require_safe_lis
 from voicechat_server.http import HttpLimits
 from voicechat_server.metrics import Metrics
 from voicechat_server.protocol import Limits
+from voicechat_server.recording import Recordings
+from voicechat_server.replay import replay
 from voicechat_server.running import Place, run, tls_context
 from voicechat_server.settings import Settings
 from voicechat_server.transport import SocketLimits
 from voicechat_server.worker import Worker
+
+if TYPE_CHECKING:
+    from voicechat_core import VoiceChat
 
 __all__ = ["main"]
 
@@ -76,6 +83,9 @@ def serve(
     tts_context_frames: Annotated[
         int | None, typer.Option(help="Frames of speech that are looked back on. Default: all.", min=1)
     ] = None,
+    record: Annotated[
+        Path | None, typer.Option(help="Keep every session in a folder of its own in here, and tell the clients so.")
+    ] = None,
     api_key_file: Annotated[
         Path | None, _door(f"Holds the key that clients must give; or the variable {KEY_VARIABLE}.")
     ] = None,
@@ -106,8 +116,9 @@ def serve(
     require_safe_listening(host, key, insecure=insecure)
     gate = Gate(key, origins=allow_origin or [])
     place = Place(host, port, tls_context(tls_cert, tls_key))
+    name, checkpoint = _checkpoint(model)
     settings = Settings(
-        model="small random checkpoint" if model is None else model,
+        model=name,
         system_prompt=system_prompt,
         tts_context_frames=tts_context_frames,
         limits=Limits(configure_seconds, idle_seconds, session_seconds, prompt_chars=prompt_chars),
@@ -118,25 +129,52 @@ def serve(
         queued_seconds=queued_seconds,
         queued_events=queued_events,
     )
+    load = _loader(checkpoint, precision)
+    recordings = None
+    if record is not None:
+        recordings = Recordings(record, model=name, checkpoint=checkpoint, precision=precision)
+        recordings.prepare()
+        load = recordings.loading(load)
     metrics = Metrics()
     worker = Worker(
-        _loader(model, precision),
+        load,
         most_input_seconds=settings.queued_seconds,
         most_results=settings.queued_events,
         warm_prompt=system_prompt,
         frame_took=metrics.frame_took,
     )
-    run(worker, App(worker, settings, gate, metrics), place)
+    run(worker, App(worker, settings, gate, metrics, recordings), place)
 
 
-def _loader(model: str | None, precision: str) -> partial[Any]:
-    """What loads the checkpoint; that it is there is known by then."""
+@app.command("replay")
+def replay_command(
+    folder: Annotated[Path, typer.Argument(help="Of one session, inside what --record named.")],
+    model: Annotated[
+        str | None, typer.Option("-m", "--model", help="A checkpoint. Default: the one that the recording names.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Run a recorded session again and report the first difference: status 0 if there is none, 1 if there is."""
+    report = replay(folder, model)
+    print(json.dumps(report.as_dict()) if as_json else report.text())
+    raise typer.Exit(0 if report.same else 1)
+
+
+def _checkpoint(model: str | None) -> tuple[str, Path]:
+    """What peers are told that it is, and where it lies, of which they are told nothing."""
     from voicechat_core.hub import locate
+
+    if model is None:
+        return "small random checkpoint", _small_checkpoint()
+    directory = locate(model)
+    return (directory.resolve().name if Path(model).expanduser().is_dir() else model), directory
+
+
+def _loader(checkpoint: Path, precision: str) -> "Callable[[], VoiceChat]":
     from voicechat_core.precision import check_precision
     from voicechat_core.voicechat import load
 
-    wanted = check_precision(precision)
-    return partial(load, _small_checkpoint() if model is None else locate(model), precision=wanted)
+    return partial(load, checkpoint, precision=check_precision(precision))
 
 
 def _small_checkpoint() -> Path:

@@ -6,6 +6,8 @@ that what it says goes out in the order in which it was said.
 
 The reader never waits for the model, but for room: while as much audio is queued as may be, it reads no further, and
 TCP holds the peer back.
+
+What passes is shown to ``saw``, once it has: a recorder, or nobody.
 """
 
 import math
@@ -34,13 +36,17 @@ from voicechat_server.exchange import (
     Send,
     Stop,
 )
+from voicechat_server.model_messages import Delivery, Opening, Result, Skipped
 from voicechat_server.model_messages import Failed as SessionFailed
-from voicechat_server.model_messages import Opening, Result, Skipped
 from voicechat_server.protocol import Protocol as Conversation
 from voicechat_server.transport import Gone, Transport
 from voicechat_server.worker import Stage, Worker, WorkerSession
 
-__all__ = ["Connection"]
+__all__ = ["Connection", "Seen"]
+
+# What an observer is shown: a message of the peer, that a session is asked for, samples that it was given, that it was
+# flushed, what it gave, and a message that the socket took.
+Seen = str | bytes | Opening | Push | Flush | Delivery | wire.ServerEvent
 
 TICK_SECONDS: Final = 1.0  # how late a time limit may be, and how often the peer may be told of lag
 FRAME_SAMPLES: Final = 1280
@@ -58,14 +64,26 @@ class Connection:
         stopping: trio.Event,
         write_seconds: float = 10.0,
         tts_context_frames: int | None = None,
+        saw: Callable[[Seen], None] = lambda what: None,
     ) -> None:
-        """``stopping`` is set when the server shuts down; for the rest see ``Settings``."""
+        """A peer that was admitted.
+
+        Args:
+            transport: to the peer.
+            worker: of the model.
+            conversation: that has just begun.
+            stopping: is set when the server shuts down.
+            write_seconds: see ``Settings``.
+            tts_context_frames: see ``Settings``.
+            saw: shown all that passes; must neither raise nor wait.
+        """
         self._transport = transport
         self._worker = worker
         self._conversation = conversation
         self._stopping = stopping
         self._write_seconds = write_seconds
         self._tts_context_frames = tts_context_frames
+        self._saw = saw
         self._session: WorkerSession | None = None
         self._close = Close(1011, "the connection ended without a word")
         self._turn = trio.Lock()  # in which the protocol is told something and its answer goes out
@@ -106,6 +124,7 @@ class Connection:
                 await self._tell(PeerLeft())
                 self._end(Close(1000, "the peer left"))  # to whom nothing can be said
                 return
+            self._saw(message)
             await self._turn_with(partial(self._conversation.received, message, trio.current_time()))
 
     async def _pump(self, session: WorkerSession) -> None:
@@ -125,6 +144,7 @@ class Connection:
             with trio.move_on_after(self._write_seconds) as scope:
                 try:
                     await self._transport.send(wire.encode(message))
+                    self._saw(message)
                 except Gone:
                     break  # the reader sees it too, and tells the protocol
             if scope.cancelled_caught:
@@ -162,6 +182,7 @@ class Connection:
         for push in pushes:
             if self._session is not None:
                 await self._session.push(push.samples)
+                self._saw(push)
 
     async def _carry_out(self, command: Command) -> None:
         if isinstance(command, Send):
@@ -171,6 +192,7 @@ class Connection:
         elif isinstance(command, Flush):
             if self._session is not None:
                 self._session.flush(pad_partial=command.pad_partial)
+                self._saw(command)
         elif isinstance(command, Cancel):
             if self._session is not None:
                 self._session.cancel()
@@ -186,8 +208,9 @@ class Connection:
         opening = Opening(
             command.system_prompt, command.seed, command.max_frames, self._tts_context_frames, skip_beyond_seconds=skip
         )
+        self._saw(opening)
         try:
-            self._session = self._worker.open(opening)
+            self._session = self._worker.open(opening, watch=self._saw)
         except VoiceChatError as error:
             self._session = None
             self._nursery.start_soon(self._tell, OpenFailed(error))

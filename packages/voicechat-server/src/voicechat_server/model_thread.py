@@ -98,7 +98,7 @@ class ModelThread:
         self._halted = threading.Event()
         self._voicechat: VoiceChat | None = None
         self._frame_samples = 0
-        self._lookahead = 0
+        self._first_frame_samples = 0
         self._seats: dict[int, _Seat] = {}
         self._waiting: deque[Command] = deque()  # taken from the queue and not obeyed yet
         self._ready: deque[_Seat] = deque()  # those that may have a frame to run, each once
@@ -131,7 +131,7 @@ class ModelThread:
         if self._halted.is_set() or self._load is None:
             return
         voicechat, self._load = self._load(), None
-        self._lookahead = voicechat.model.networks.stt_model.perception.samples_until(1)
+        self._first_frame_samples = voicechat.first_frame_samples
         self._frame_samples = voicechat.model.config.input_frame_samples
         self._voicechat = voicechat
         with suppress(_NotWantedError):
@@ -251,7 +251,8 @@ class ModelThread:
             return
         results: list[Result] = [*self._skipped(seat)]
         begun = time.perf_counter()
-        samples = seat.mailbox.take(self._frame_samples if seat.session.frame_index else self._lookahead)
+        wanted = self._frame_samples if seat.session.frame_index else self._first_frame_samples
+        samples = seat.mailbox.take(wanted)
         if samples is not None:
             self._heard(seat, samples, results)
         elif seat.pad_partial is not None:

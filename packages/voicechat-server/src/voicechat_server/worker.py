@@ -240,10 +240,11 @@ class Worker:
 
     # ---- sessions
 
-    def open(self, opening: Opening) -> "WorkerSession":
+    def open(self, opening: Opening, *, watch: Callable[[Delivery], None] | None = None) -> "WorkerSession":
         """Ask for a session; ``opened`` says whether it came to be. Use it as ``with``: that closes it.
 
-        While the model loads this is allowed, and waits for it.
+        While the model loads this is allowed, and waits for it. ``watch`` is told what the session gives and what its
+        frames took, in Trio, before it can be taken; it must not raise.
 
         Raises:
             WorkerBusyError: when too many sessions wait to be closed.
@@ -253,7 +254,7 @@ class Worker:
         if len(self._held) >= self._most_sessions:
             raise WorkerBusyError(f"{len(self._held)} sessions are not closed yet; {self._most_sessions} may be")
         generation, mailbox = next(self._generations), Mailbox(self._most_input, self._most_results)
-        session = WorkerSession(generation, mailbox, self._send)
+        session = WorkerSession(generation, mailbox, self._send, watch)
         self._sessions[generation] = session
         self._held.add(generation)
         self._send(Open(generation, opening, mailbox))
@@ -298,6 +299,8 @@ class Worker:
             return
         if news.seconds is not None and self._frame_took is not None:
             self._frame_took(FrameTime(news.generation, session.frames, news.seconds))
+        if session.watch is not None:
+            session.watch(news)
         session.hear(news.results, room=news.room)
 
     def _answer_pings(self) -> None:

@@ -12,7 +12,7 @@ import trio
 from voicechat_core.errors import AudioError, SessionClosedError, VoiceChatError
 from voicechat_core.events import AudioFrame, Cancelled, Done
 from voicechat_server.mailbox import SAMPLE_RATE, Mailbox
-from voicechat_server.model_messages import Cancel, Close, Command, Failed, Flush, Result, Skipped, Wake
+from voicechat_server.model_messages import Cancel, Close, Command, Delivery, Failed, Flush, Result, Skipped, Wake
 
 __all__ = ["WorkerEndedError", "WorkerSession"]
 
@@ -28,8 +28,15 @@ class WorkerSession:
     ``Failed`` that ``ended``; after it, pushing and ending do nothing.
     """
 
-    def __init__(self, generation: int, mailbox: Mailbox, send: Callable[[Command], None]) -> None:
+    def __init__(
+        self,
+        generation: int,
+        mailbox: Mailbox,
+        send: Callable[[Command], None],
+        watch: Callable[[Delivery], None] | None = None,
+    ) -> None:
         self.generation = generation
+        self.watch = watch  # for the worker, which tells it
         self.frames = 0
         self.skipped_frames = 0
         self._mailbox = mailbox
