@@ -1,4 +1,4 @@
-"""While a minute of audio waits for the model: who asks is answered, who cancels is obeyed, who vanishes is forgotten."""
+"""While a minute of audio waits: who asks is answered, who cancels is obeyed, who vanishes is forgotten."""
 
 import time
 

@@ -1,0 +1,212 @@
+"""One slot, on real sockets: who holds it, and that no reset at any point keeps it.
+
+204 times over: a first client gets as far as a point, a second one is refused or not, the first one vanishes by an RST;
+then the next client is accepted, and gets the very answer that ``generate`` gives.
+"""
+
+import random
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import trio
+
+from tests.server.clients import UPGRADE, Client, Closed, append, calling, converse, frames_of, noise, said
+from tests.server.frames import CLOSE, close_frame
+from tests.server.processes import ServerProcess
+from voicechat_core import VoiceChat
+
+ROUNDS = 17  # of each of the 12 points
+HELLO = noise(0.08)
+LONG_PROMPT = "You are asked to be brief, and to say so at length. " * 4
+
+
+# ---- how far the first client gets
+
+
+async def nothing_sent(first: Client, chance: random.Random) -> None:
+    pass
+
+
+async def half_a_request(first: Client, chance: random.Random) -> None:
+    await first.write(UPGRADE[: chance.randrange(1, len(UPGRADE))])
+
+
+async def asked(first: Client, chance: random.Random) -> None:
+    await first.write(UPGRADE)
+    await trio.sleep(chance.choice([0.0, 0.001, 0.003]))
+
+
+async def upgraded(first: Client, chance: random.Random) -> None:
+    await first.upgrade()
+
+
+async def created(first: Client, chance: random.Random) -> None:
+    await first.upgrade()
+    assert (await first.hear())["type"] == "session.created"
+
+
+async def opening(first: Client, chance: random.Random) -> None:
+    """A prompt that no session had before is read by the model for a while."""
+    await created(first, chance)
+    await first.say("session.update", session={"system_prompt": f"{chance.random()} {LONG_PROMPT}"})
+    await trio.sleep(chance.choice([0.0, 0.002, 0.005]))
+
+
+async def inferring(first: Client, chance: random.Random) -> None:
+    await first.upgrade()
+    await first.open_session(seed=chance.randrange(2**64))
+    await first.write(append(noise(4)))
+    for _ in range(chance.randrange(1, 4)):
+        await first.hear_until("response.audio.delta")
+
+
+async def flushing(first: Client, chance: random.Random) -> None:
+    await inferring(first, chance)
+    await first.say("input_audio_buffer.commit")
+    await first.hear_until("input_audio_buffer.committed")
+
+
+async def leaving(first: Client, chance: random.Random) -> None:
+    """Its own close frame is on its way."""
+    await inferring(first, chance)
+    await first.write(close_frame(1000))
+
+
+async def cancelling(first: Client, chance: random.Random) -> None:
+    await inferring(first, chance)
+    await first.say("session.cancel")
+
+
+async def closed_after(first: Client, kind: str) -> None:
+    """The server's close frame has come, and is not answered."""
+    while (got := await first.next()) != (CLOSE, b"\x03\xe8" + kind.encode()):
+        assert got is not None
+        assert got[0] != CLOSE
+
+
+async def cancelled(first: Client, chance: random.Random) -> None:
+    await cancelling(first, chance)
+    await closed_after(first, "cancelled")
+
+
+async def done(first: Client, chance: random.Random) -> None:
+    await first.upgrade()
+    await first.open_session()
+    await first.write(append(HELLO) + said("input_audio_buffer.commit"))
+    await closed_after(first, "done")
+
+
+@dataclass(frozen=True)
+class Point:
+    """``holds`` the slot, or not; None where a peer cannot know."""
+
+    reach: Callable[[Client, random.Random], Awaitable[None]]
+    holds: bool | None
+
+
+POINTS = [
+    Point(nothing_sent, False),
+    Point(half_a_request, False),
+    Point(asked, None),
+    Point(upgraded, None),
+    Point(created, True),
+    Point(opening, True),
+    Point(inferring, True),
+    Point(flushing, True),
+    Point(leaving, None),
+    Point(cancelling, None),
+    Point(cancelled, False),
+    Point(done, False),
+]
+
+
+# ---- what the second one meets
+
+
+async def refused(second: Client) -> None:
+    heard, closed = await second.hear_all()
+    assert [message["error"] for message in heard] == [
+        {"code": "server_busy", "message": "another session is active; try again when it has ended"}
+    ]
+    assert (closed.code, closed.reason) == (1013, "busy")
+
+
+async def admitted(second: Client) -> None:
+    assert (await second.hear())["type"] == "session.created"
+
+
+async def meets(second: Client, holds: bool | None, chance: random.Random) -> None:
+    """It is told whether the slot is taken; but some do not listen, and vanish first."""
+    await second.write(UPGRADE)
+    if chance.random() < 0.25:
+        return second.reset()
+    assert (await second.head()).startswith(b"HTTP/1.1 101 ")
+    if holds is None:
+        first_word = (await second.hear())["type"]
+        assert first_word in ("error", "session.created")
+    else:
+        await (refused(second) if holds else admitted(second))
+    return second.reset()
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("point", POINTS, ids=lambda point: point.reach.__name__)
+async def test_no_reset_at_any_point_keeps_the_slot(server: ServerProcess, tiny: VoiceChat, point: Point) -> None:
+    expected = tiny.generate(HELLO, system_prompt="", seed=11)
+    before = server.metrics()["voicechat_sessions_total"]
+    for turn in range(ROUNDS):
+        chance = random.Random(turn)
+        async with calling(server) as first, calling(server) as second:
+            await point.reach(first, chance)
+            await meets(second, point.holds, chance)
+            first.reset()
+        server.wait_until_ready()
+        answer = frames_of(await converse(server, HELLO, system_prompt="", seed=11))
+        assert [frame[1] for frame in answer] == expected.text_tokens
+        assert np.array_equal([frame[3] for frame in answer], expected.audio_codes)
+    assert server.metrics()["voicechat_sessions_total"] >= before + ROUNDS
+    assert server.metrics()["voicechat_slots_taken"] == 0
+
+
+@pytest.mark.trio
+async def test_who_has_seen_the_close_frame_can_come_again_at_once(server: ServerProcess) -> None:
+    """The slot is free before the frame is sent; nobody has to ask ``/ready``, or to try twice."""
+    for turn in range(ROUNDS):
+        async with calling(server) as first, calling(server) as second:
+            await (cancelled if turn % 2 else done)(first, random.Random(turn))
+            await second.upgrade()
+            await admitted(second)
+            await second.say("session.ping")
+            assert (await second.hear())["type"] == "session.pong"
+            await second.write(close_frame(1000))
+            with pytest.raises(Closed):
+                await second.hear()
+            first.reset()
+
+
+@pytest.mark.trio
+async def test_of_many_at_once_one_is_admitted(server: ServerProcess) -> None:
+    told: list[str] = []
+
+    async def come(leave: trio.Event, all_told: trio.Event) -> None:
+        async with calling(server) as client:
+            await client.upgrade()
+            message = await client.hear()
+            told.append(message.get("error", message).get("code", message["type"]))
+            if len(told) == 30:
+                all_told.set()
+            await leave.wait()
+            client.reset()
+
+    server.wait_until_ready()
+    async with trio.open_nursery() as nursery:
+        leave, all_told = trio.Event(), trio.Event()
+        for _ in range(30):
+            nursery.start_soon(come, leave, all_told)
+        await all_told.wait()
+        assert sorted(told) == ["server_busy"] * 29 + ["session.created"]
+        leave.set()
+    server.wait_until_ready()
+    assert len(await converse(server, HELLO)) == 1
