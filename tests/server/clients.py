@@ -20,7 +20,7 @@ import numpy as np
 import trio
 
 from tests.server.frames import CLOSE, KEY, PING, PONG, TEXT, Peer, close_frame, frame
-from tests.server.processes import HOST, NET, ServerProcess
+from tests.server.server_process import HOST, NET, ServerProcess
 
 Message = dict[str, Any]
 

@@ -8,7 +8,7 @@ import pytest
 import trio
 
 from tests.server.clients import converse, noise
-from tests.server.processes import ServerProcess, serving
+from tests.server.server_process import ServerProcess, serving
 
 
 @pytest.fixture(scope="module")

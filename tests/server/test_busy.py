@@ -13,7 +13,7 @@ import trio
 from tests.server.clients import UPGRADE, Client, Closed, calling, converse, frames_of, noise
 from tests.server.frames import close_frame
 from tests.server.points import POINTS, Point, cancelled, done
-from tests.server.processes import ServerProcess
+from tests.server.server_process import ServerProcess
 from voicechat_core import VoiceChat
 
 ROUNDS = 17  # of each of the 12 points

@@ -4,7 +4,7 @@ import pytest
 
 from tests.server.clients import Client, append, calling, noise, said
 from tests.server.frames import BINARY, CLOSE, PING, PONG, TEXT, close_frame, code_of, frame
-from tests.server.processes import ServerProcess
+from tests.server.server_process import ServerProcess
 
 pytestmark = [pytest.mark.trio, pytest.mark.usefixtures("unharmed")]
 

@@ -6,7 +6,7 @@ import pytest
 
 from tests.server.clients import UPGRADE, calling, said
 from tests.server.frames import CLOSE, TEXT, close_frame
-from tests.server.processes import ServerProcess
+from tests.server.server_process import ServerProcess
 
 pytestmark = [pytest.mark.trio, pytest.mark.usefixtures("unharmed")]
 

@@ -11,7 +11,7 @@ import pytest
 
 from tests.server.clients import Client, append, calling, noise, said
 from tests.server.frames import BINARY, TEXT, frame
-from tests.server.processes import ServerProcess
+from tests.server.server_process import ServerProcess
 from voicechat_core import VoiceChat
 
 pytestmark = [pytest.mark.trio, pytest.mark.usefixtures("unharmed")]

@@ -5,7 +5,7 @@ import time
 import pytest
 
 from tests.server.clients import Client, append, calling, converse, noise
-from tests.server.processes import ServerProcess
+from tests.server.server_process import ServerProcess
 
 MINUTE = noise(60)
 

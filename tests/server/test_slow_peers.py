@@ -12,7 +12,7 @@ import trio
 
 from tests.server.clients import UPGRADE, append, calling, converse, noise
 from tests.server.frames import CLOSE, TEXT, close_frame
-from tests.server.processes import ServerProcess
+from tests.server.server_process import ServerProcess
 
 pytestmark = [pytest.mark.trio, pytest.mark.usefixtures("unharmed")]
 

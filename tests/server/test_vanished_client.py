@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.server.clients import Message, append, calling, noise, said
-from tests.server.processes import ServerProcess
+from tests.server.server_process import ServerProcess
 from voicechat_core import VoiceChat
 from voicechat_core.offline import GenerationResult
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import trio
 
-from tests.server.processes import serving
+from tests.server.server_process import serving
 from tests.soak.soak import SoakError, soak
 from voicechat_core.synthetic import synthesize
 

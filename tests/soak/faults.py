@@ -12,7 +12,7 @@ import trio
 from tests.server.clients import UPGRADE, Client, Closed, append, calling, noise, said
 from tests.server.frames import PING, frame
 from tests.server.points import POINTS
-from tests.server.processes import ServerProcess
+from tests.server.server_process import ServerProcess
 from tests.server.test_hostile_frames import BAD_FRAMES
 from tests.server.test_hostile_http import NO_REQUESTS
 from tests.server.test_hostile_messages import NO_MESSAGES, UNKNOWN, WRONG_APPENDS, WRONG_COMMITS, WRONG_UPDATES

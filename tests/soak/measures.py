@@ -5,7 +5,7 @@ from dataclasses import astuple, dataclass, fields
 import psutil
 import trio
 
-from tests.server.processes import ServerProcess
+from tests.server.server_process import ServerProcess
 
 __all__ = ["HEAD", "MEMORY_ALLOWANCE", "SETTLE_SECONDS", "Held", "held_by", "not_given_back", "row", "settled"]
 

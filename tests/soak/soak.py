@@ -14,7 +14,7 @@ from itertools import count
 import trio
 
 from tests.server.clients import converse, frames_of, noise
-from tests.server.processes import ServerProcess
+from tests.server.server_process import ServerProcess
 from tests.soak.faults import FAULTS, commit
 from tests.soak.measures import HEAD, SETTLE_SECONDS, held_by, not_given_back, row, settled
 
