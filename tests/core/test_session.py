@@ -543,6 +543,22 @@ def test_an_interrupted_prompt_is_computed_again(tiny_path: Path, monkeypatch: p
     assert [*session.push(samples)] == [*load(tiny_path).session(system_prompt="Be concise.").push(samples)]
 
 
+def test_an_opening_can_be_given_up_and_keeps_its_steps(tiny_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    voicechat, samples, told = load(tiny_path), sound(3), []
+
+    def stop_at_four(done: int) -> None:
+        told.append(done)
+        if done == 4:
+            raise LookupError
+
+    with pytest.raises(LookupError):
+        voicechat.session(system_prompt="Be concise.", progress=stop_at_four)
+    length = len(voicechat.model.prompt_ids("Be concise."))
+    session = voicechat.session(system_prompt="Be concise.", progress=told.append)
+    assert told == [1, 2, 3, 4, *range(5, length), length]  # the steps, of which position 0 has none; then the scan
+    assert [*session.push(samples)] == [*load(tiny_path).session(system_prompt="Be concise.").push(samples)]
+
+
 def test_a_reset_that_fails_changes_nothing(tiny: VoiceChat, monkeypatch: pytest.MonkeyPatch) -> None:
     session, other, samples = tiny.session(), tiny.session(), sound(4)
     expected, found = [*other.push(samples)], [*session.push(samples[:2000])]

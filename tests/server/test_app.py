@@ -397,6 +397,60 @@ def test_metrics_count() -> None:
     run(main)
 
 
+def gauges(text: bytes) -> dict[str, float]:
+    lines = [line.split() for line in text.decode().splitlines() if not line.startswith("#")]
+    return {name: float(value) for name, value in lines}
+
+
+def test_gauges_show_what_is_there_now() -> None:
+    async def main() -> None:
+        async with house(frame_seconds=10) as home:
+            before = gauges((await home.app._metrics()).body)
+            assert (before["voicechat_lag_seconds"], before["voicechat_model_sessions"]) == (0, 0)
+            peer = await home.begin()
+            await peer.say(append(12.5))
+            await wait_all_tasks_blocked()
+            during = gauges((await home.app._metrics()).body)
+            assert 0.9 <= during["voicechat_lag_seconds"] <= 1  # but for the frame that runs
+            assert (during["voicechat_model_sessions"], during["voicechat_slots_taken"]) == (1, 1)
+            assert during["voicechat_tasks"] > before["voicechat_tasks"] > 0
+            assert during["voicechat_threads"] == before["voicechat_threads"] >= 1
+            peer.leave()
+            await trio.sleep(20)
+            after = gauges((await home.app._metrics()).body)
+            names = ("lag_seconds", "model_sessions", "slots_taken", "tasks", "threads", "connections")
+            assert [after[f"voicechat_{name}"] for name in names] == [before[f"voicechat_{name}"] for name in names]
+
+    run(main)
+
+
+def test_connections_are_bounded() -> None:
+    async def main() -> None:
+        async with house() as home:
+            home.app._settings = Settings(model="fake", connections=2)
+            ours: list[trio.abc.Stream] = []
+            for _ in range(3):
+                mine, theirs = trio.testing.memory_stream_pair()
+                ours.append(mine)
+                home._nursery.start_soon(home.app.serve, theirs)
+            await wait_all_tasks_blocked()
+            assert await ours[2].receive_some() == b""  # closed at once, without a word
+            await ours[1].send_all(b"GET /metrics HTTP/1.1\r\nHost: here\r\n\r\n")
+            text = await ours[1].receive_some()
+            while b"voicechat_frame_ms_sum" not in text:
+                text += await ours[1].receive_some()
+            assert b"voicechat_connections 2.0" in text
+            assert b"voicechat_connections_turned_away_total 1.0" in text
+            await ours[0].aclose()
+            await trio.sleep(5)
+            mine, theirs = trio.testing.memory_stream_pair()
+            home._nursery.start_soon(home.app.serve, theirs)
+            await mine.send_all(b"GET /ready HTTP/1.1\r\nHost: here\r\n\r\n")
+            assert (await mine.receive_some()).startswith(b"HTTP/1.1 200")
+
+    run(main)
+
+
 def test_a_slot_is_given_back_whatever_happens() -> None:
     admission = Admission()
     for _ in range(3):

@@ -3,46 +3,32 @@
 import base64
 import json
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
 import trio
-from trio_websocket import ConnectionClosed, WebSocketConnection, wrap_client_stream
+from trio_websocket import ConnectionClosed, WebSocketConnection
 
+from tests.server import processes
 from voicechat_core import VoiceChat
 from voicechat_core.audio import float_to_pcm16, read_audio
 
 SPOKEN = Path(__file__).parents[1] / "data" / "spoken.wav"
-RUN = "from voicechat_server.cli import main; main()"
 NET = 120.0
 
 
 @pytest.fixture(scope="module")
 def server(tiny_path: Path) -> Iterator[str]:
     """Its address; the process must end with 0 when it is asked to."""
-    command = [sys.executable, "-c", RUN, "-m", str(tiny_path), "--port", "0"]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    assert process.stderr is not None
-    lines = []
-    for line in process.stderr:
-        lines.append(line)
-        if "ready on" in line:
-            break
-    else:
-        raise AssertionError("".join(lines))
-    yield line.split("ready on ")[1].strip()
-    process.send_signal(signal.SIGTERM)
-    with process.stderr:
-        rest = process.stderr.read()
-    assert process.wait(30) == 0, rest
-    assert "Traceback" not in rest
+    with processes.server("-m", str(tiny_path), "--port", "0") as process:
+        yield process.ready()
+        assert process.stop() == 0, process.log
+        assert "Traceback" not in "".join(process.log)
 
 
 async def converse(url: str, pcm: np.ndarray, chunk: int, **session: Any) -> tuple[list[dict[str, Any]], int]:
@@ -56,13 +42,7 @@ async def converse(url: str, pcm: np.ndarray, chunk: int, **session: Any) -> tup
         await socket.send_message(json.dumps({"type": "input_audio_buffer.commit"}))
 
     with trio.fail_after(NET):
-        place = urlsplit(url)
-        assert place.hostname is not None
-        assert place.port is not None
-        # Our own stream: the library leaves it open when the server closes first.
-        stream = await trio.open_tcp_stream(place.hostname, place.port)
-        async with stream, trio.open_nursery() as nursery:
-            socket = await wrap_client_stream(nursery, stream, place.netloc, place.path)
+        async with processes.connected(url) as socket, trio.open_nursery() as nursery:
             await socket.send_message(json.dumps({"type": "session.update", "session": session}))
             while json.loads(await socket.get_message())["type"] != "session.updated":
                 pass
@@ -126,7 +106,7 @@ def test_plain_http(server: str) -> None:
 
 
 def test_other_addresses_need_a_key(tiny_path: Path) -> None:
-    command = [sys.executable, "-c", RUN, "-m", str(tiny_path), "--host", "0.0.0.0"]
+    command = [sys.executable, "-c", processes.RUN, "-m", str(tiny_path), "--host", "0.0.0.0"]
     environment = {name: value for name, value in os.environ.items() if name != "VOICECHAT_API_KEY"}
     result = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=NET)
     assert result.returncode == 2

@@ -342,6 +342,21 @@ def test_the_servers_prompt_is_the_default(asked: dict[str, Any], used: str) -> 
     assert opened_with(asked, system_prompt="ours").system_prompt == used
 
 
+def test_a_prompt_has_a_limit() -> None:
+    assert opened_with({"system_prompt": "é" * 7}, limits=Limits(prompt_chars=7)).system_prompt == "é" * 7
+    protocol = new(limits=Limits(prompt_chars=7))
+    long = say("session.update", session={"system_prompt": "é" * 8})
+    assert brief(protocol.received(long, START)) == [
+        (
+            "session_initialization_failed: "
+            "session.update: session.system_prompt has 8 characters; at most 7 are taken"
+        )
+    ]  # fmt: skip
+    assert brief(protocol.received(UPDATE, START)) == ["Open"]
+    assert brief(protocol.received(long, START)) == ["invalid_request: the active session cannot be reconfigured"]
+    assert opened_with({}, limits=Limits(prompt_chars=1), system_prompt="ours").system_prompt == "ours"
+
+
 def test_a_failed_update_may_be_tried_again() -> None:
     protocol = in_state(State.OPENING)
     protocol.received(APPEND, START)

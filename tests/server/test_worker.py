@@ -329,6 +329,40 @@ async def test_ended_while_it_is_being_opened(tiny: VoiceChat, tiny_path: Path, 
 
 
 @pytest.mark.trio
+@pytest.mark.parametrize("ended_by", ["cancel", "close"])
+async def test_a_long_prompt_is_given_up_and_stops_no_ping(tiny: VoiceChat, tiny_path: Path, ended_by: str) -> None:
+    prompt = "a" * 3000  # a minute's work, and its own prompt states are not to be kept from the next session
+    async with running(tiny_path) as worker:
+        with worker.open(Opening(system_prompt=prompt)) as session:
+            for _ in range(3):
+                assert await worker.ping() < 5
+            assert not session._opened.is_set()
+            getattr(session, ended_by)()
+            assert await answered(worker, Opening(seed=2), sound(2)) == plain(tiny, sound(2), seed=2)
+            steps = worker._side._voicechat.voicechat.prompts._speech.steps  # type: ignore[union-attr]
+            assert steps < 1000
+
+
+@pytest.mark.trio
+async def test_a_long_prompt_does_not_hold_up_the_end(tiny_path: Path) -> None:
+    async with running(tiny_path) as worker:
+        with worker.open(Opening(system_prompt="a" * 3000)) as session:
+            await worker.ping()
+            assert await worker.stop()
+            with pytest.raises(WorkerEndedError):
+                await session.opened()
+
+
+@pytest.mark.trio
+async def test_a_server_prompt_that_is_impossible_is_an_error_of_loading(tiny_path: Path) -> None:
+    async with Worker(lambda: load(tiny_path), warm_prompt="a" * 140000) as worker:
+        with pytest.raises(ContextLimitError, match="131072"):
+            await worker.loaded()
+        await worker.ended()
+        assert isinstance(worker.error, ContextLimitError)
+
+
+@pytest.mark.trio
 async def test_what_is_closed_before_it_is_open_is_never_opened(tiny_path: Path) -> None:
     opened: list[int] = []
     gate = Gate()

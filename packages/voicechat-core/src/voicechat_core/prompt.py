@@ -79,32 +79,33 @@ class PromptStates:
             return states.copy(longest)
         tts = self.model.networks.tts_model.tts_model
         rewound = tts.rewound(longest.ear_tts, longest.steps - steps)
-        if rewound is None:  # a window no longer than the prompt has forgotten what stood before
-            return self._stepped(duplex.first_speech(self.model, self.model.warm_up()), steps, after_each)
-        return SpeechState(rewound, mx.array(self._codes[steps]), steps)
-
-    def _extend(self, steps: int, after_each: Callable[[int], None] | None) -> SpeechState:
-        speech, self._speech = self._speech, None  # an interrupted step leaves nothing that could be used
-        if speech is None:
-            speech = duplex.first_speech(self.model, self.model.warm_up())
-            self._codes = [speech.codes]
-        self._speech = self._stepped(speech, steps, after_each, self._codes)
-        return self._speech
-
-    def _stepped(
-        self,
-        speech: SpeechState,
-        steps: int,
-        after_each: Callable[[int], None] | None,
-        codes: list[mx.array] | None = None,
-    ) -> SpeechState:
+        if rewound is not None:
+            return SpeechState(rewound, mx.array(self._codes[steps]), steps)
+        # A window no longer than the prompt has forgotten what stood before.
+        speech = duplex.first_speech(self.model, self.model.warm_up())
         while speech.steps < steps:
-            speech, finite = duplex.prompt_step(self.model, speech, self._noise)
-            _require(finite)
-            if codes is not None:
-                codes.append(speech.codes)
+            speech = self._stepped(speech)
             if after_each is not None:
                 after_each(speech.steps)
+        return speech
+
+    def _extend(self, steps: int, after_each: Callable[[int], None] | None) -> SpeechState:
+        """The longest state; each step that is done stays, whatever ``after_each`` raises."""
+        if self._speech is None:
+            speech = duplex.first_speech(self.model, self.model.warm_up())
+            self._codes, self._speech = [speech.codes], speech
+        while self._speech.steps < steps:
+            speech, self._speech = self._speech, None  # an interrupted step leaves nothing that could be used
+            speech = self._stepped(speech)
+            self._codes.append(speech.codes)
+            self._speech = speech
+            if after_each is not None:
+                after_each(speech.steps)
+        return self._speech
+
+    def _stepped(self, speech: SpeechState) -> SpeechState:
+        speech, finite = duplex.prompt_step(self.model, speech, self._noise)
+        _require(finite)
         return speech
 
     def _heard(self, prompt_ids: list[int]) -> DuplexState:

@@ -15,7 +15,7 @@ A session belongs to one thread, the one that loaded its model.
 
 import operator
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from numbers import Real
@@ -76,6 +76,7 @@ def open_session(
     tts_prompt_steps: bool = True,
     tts_context_frames: int | None = None,
     profiler: Profiler | None = None,
+    progress: Callable[[int], None] | None = None,
 ) -> "Session":
     """A new session; see ``VoiceChat.session``."""
     check_arguments(system_prompt, seed, max_frames=max_frames, tts_context_frames=tts_context_frames)
@@ -94,7 +95,7 @@ def open_session(
         tts_context_frames=whole(tts_context_frames),
         max_frames=wanted,
     )
-    return Session(prompts, options, profiler=profiler)
+    return Session(prompts, options, profiler=profiler, progress=progress)
 
 
 class Session:
@@ -108,8 +109,11 @@ class Session:
         state: LiveState | None = None,
         noise: Noise | None = None,
         profiler: Profiler | None = None,
+        progress: Callable[[int], None] | None = None,
     ) -> None:
-        """``state`` is where to begin, to be consumed, and ``noise`` the draws; by default those of the options."""
+        """``state`` is where to begin, to be consumed, and ``noise`` the draws; by default those of the options.
+        ``progress`` is told the prompt's positions while it is read.
+        """
         self.options = options
         self._prompts = prompts
         self._model: VoiceChatModel = prompts.model
@@ -117,7 +121,7 @@ class Session:
         self._noise = noise or KeyedNoise(options.seed, self._model.config.tts_config)
         self._hidden = SpecialIds.of(self._model.tokenizer, self._model.config).hidden
         self._begin()
-        self._live = state or self._opening()
+        self._live = state or self._opening(progress)
 
     def _begin(self) -> None:
         """Everything that a session remembers but the networks' state."""
@@ -135,12 +139,13 @@ class Session:
         self._wants_tail = False
         self._past_limit = False
 
-    def _opening(self) -> LiveState:
+    def _opening(self, progress: Callable[[int], None] | None = None) -> LiveState:
         options = self.options
         opening = self._prompts.opening(
             list(options.prompt_ids),
             tts_prompt_steps=options.tts_prompt_steps,
             tts_context_frames=options.tts_context_frames,
+            after_each=progress,
         )
         return live.start(self._model, opening)
 

@@ -1,5 +1,6 @@
 """What a library user holds: a loaded checkpoint that answers recordings and holds conversations."""
 
+from collections.abc import Callable
 from os import PathLike
 from pathlib import Path
 
@@ -74,6 +75,7 @@ class VoiceChat:
         tts_prompt_steps: bool = True,
         tts_context_frames: int | None = None,
         profiler: Profiler | None = None,
+        progress: Callable[[int], None] | None = None,
     ) -> Session:
         """Open a live session: ``push`` samples, take events. Sessions of one model may run side by side.
 
@@ -88,6 +90,8 @@ class VoiceChat:
                 (frames, and before them its steps over the system prompt), so that a long conversation costs no more
                 with time. None for all of them, which is exact.
             profiler: told the time of every frame.
+            progress: called while a prompt is read for the first time, with its positions done. What it raises ends
+                the opening; the steps that were done by then are kept for the next one.
 
         Raises:
             InputError: for an argument out of range; ``ContextLimitError`` for a prompt that leaves no position.
@@ -101,6 +105,7 @@ class VoiceChat:
             tts_prompt_steps=tts_prompt_steps,
             tts_context_frames=tts_context_frames,
             profiler=profiler,
+            progress=progress,
         )
 
     def resume(self, snapshot: Snapshot | str | PathLike[str], *, profiler: Profiler | None = None) -> Session:

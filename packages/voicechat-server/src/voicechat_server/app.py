@@ -12,7 +12,6 @@ import logging
 import secrets
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Final
 
 import trio
@@ -22,37 +21,18 @@ from voicechat_server.admission import Admission
 from voicechat_server.auth import Gate
 from voicechat_server.connection import Connection
 from voicechat_server.exchange import Close
-from voicechat_server.http import Answer, HttpLimits, Request, Routes, serve
+from voicechat_server.http import Answer, Request, Routes, serve
 from voicechat_server.metrics import Metrics
-from voicechat_server.protocol import Limits, Protocol
+from voicechat_server.protocol import Protocol
+from voicechat_server.settings import Settings
 from voicechat_server.transport import Gone, Transport
 from voicechat_server.worker import Stage, Worker, WorkerEndedError
 
-__all__ = ["App", "Settings"]
+__all__ = ["App"]
 
 _log: Final = logging.getLogger(__name__)
 
 PING_SECONDS: Final = 5.0  # a frame lasts 80 ms; a thread that needs longer than this is not well
-SHUTDOWN_SECONDS: Final = 5.0  # for peers to take their last messages
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What is served and how long peers may take.
-
-    Attributes:
-        model: the name that peers are told.
-        system_prompt: for sessions that ask for none in particular; None for the checkpoint's own.
-        limits: of a conversation.
-        http_limits: of a connection before it is one.
-        tts_context_frames: see ``VoiceChat.session``; None is exact.
-    """
-
-    model: str
-    system_prompt: str | None = None
-    limits: Limits = field(default_factory=Limits)
-    http_limits: HttpLimits = field(default_factory=HttpLimits)
-    tts_context_frames: int | None = None
 
 
 class App:
@@ -66,27 +46,47 @@ class App:
         self._gate = gate
         self.admission = Admission()
         self._stopping = trio.Event()
+        self._open = 0  # connections of any kind
+        self._talking: set[Connection] = set()
         self._routes = Routes(self._health, self._ready, self._metrics, self._home)
 
     def stop(self) -> None:
         """Accept nothing more, end the sessions, and let ``run`` return."""
         self._stopping.set()
 
-    async def run(self, listeners: Sequence[trio.abc.Listener[trio.SocketStream]]) -> None:
+    async def run(self, listeners: Sequence[trio.abc.Listener[trio.abc.Stream]]) -> None:
         """Serve until ``stop``."""
         async with trio.open_nursery() as connections, trio.open_nursery() as accepting:
             for listener in listeners:
                 accepting.start_soon(self._accept, listener, connections)
             await self._stopping.wait()
             accepting.cancel_scope.cancel()
-            connections.cancel_scope.deadline = trio.current_time() + SHUTDOWN_SECONDS
+            connections.cancel_scope.deadline = trio.current_time() + self._settings.shutdown_seconds
 
-    async def _accept(self, listener: trio.abc.Listener[trio.SocketStream], connections: trio.Nursery) -> None:
+    async def _accept(self, listener: trio.abc.Listener[trio.abc.Stream], connections: trio.Nursery) -> None:
         await trio.serve_listeners(self.serve, [listener], handler_nursery=connections)
 
     async def serve(self, stream: trio.abc.Stream) -> None:
         """One accepted connection, until it ends. Raises nothing but Cancelled."""
-        await serve(stream, self._routes, self._talk, check=self._gate.refusal, limits=self._settings.http_limits)
+        if self._open >= self._settings.connections:
+            self.metrics.turned_away.inc()
+            await trio.aclose_forcefully(stream)
+            return
+        self._open += 1
+        try:
+            await self._serve(stream)
+        finally:
+            self._open -= 1
+
+    async def _serve(self, stream: trio.abc.Stream) -> None:
+        await serve(
+            stream,
+            self._routes,
+            self._talk,
+            check=self._gate.refusal,
+            limits=self._settings.http_limits,
+            socket_limits=self._settings.socket_limits,
+        )
 
     # ---- a conversation
 
@@ -111,12 +111,15 @@ class App:
             self._worker,
             protocol,
             stopping=self._stopping,
+            write_seconds=self._settings.write_seconds,
             tts_context_frames=self._settings.tts_context_frames,
         )
         close = Close(1011, "internal error")
+        self._talking.add(connection)
         try:
             close = await connection.run()
         finally:
+            self._talking.discard(connection)
             self.metrics.skipped.inc(protocol.frames_skipped)
             line = {
                 "session": protocol.session_id,
@@ -166,6 +169,9 @@ class App:
     async def _metrics(self) -> Answer:
         self.metrics.slots_taken.set(self.admission.taken)
         self.metrics.model_ready.set(self._worker.stage is Stage.READY)
+        self.metrics.model_sessions.set(self._worker.held_sessions)
+        self.metrics.lag_seconds.set(max((connection.lag_seconds for connection in self._talking), default=0.0))
+        self.metrics.connections.set(self._open)
         return Answer(200, self.metrics.text(), self.metrics.content_type)
 
     async def _home(self) -> Answer:

@@ -1,29 +1,35 @@
-"""The ``voicechat-server`` command."""
+"""The ``voicechat-server`` command: its options, and what they mean together."""
 
 import logging
 import os
-import signal
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
-import trio
 import typer
 
 from voicechat_core.errors import InputError, VoiceChatError
-from voicechat_server.app import App, Settings
-from voicechat_server.auth import Gate, read_key, require_safe_listening
+from voicechat_server.app import App
+from voicechat_server.auth import KEY_VARIABLE, Gate, read_key, require_safe_listening
+from voicechat_server.http import HttpLimits
 from voicechat_server.metrics import Metrics
+from voicechat_server.protocol import Limits
+from voicechat_server.running import Place, run, tls_context
+from voicechat_server.settings import Settings
+from voicechat_server.transport import SocketLimits
 from voicechat_server.worker import Worker
 
 __all__ = ["main"]
 
 log = logging.getLogger(__name__)
 
-KEY_VARIABLE = "VOICECHAT_API_KEY"
+EPILOG = """
+Limits in seconds may be "inf". Status: 0 after a signal, 1 when it cannot serve (a checkpoint, a port), 2 for options
+that cannot be meant; 128 and the signal's number after a second signal.
+"""
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, invoke_without_command=True, epilog=EPILOG)
 
 
 def main() -> None:
@@ -35,46 +41,102 @@ def main() -> None:
         _fail(error, 2)
     except VoiceChatError as error:
         _fail(error, 1)
-    except OSError as error:  # a port that is taken, a host that is not ours
-        _fail(error, 1)
+    except ModuleNotFoundError as error:
+        if (error.name or "").split(".")[0] != "mlx":
+            raise
+        _fail("MLX is not installed: install voicechat-server[mlx], or voicechat-server[cuda] for CUDA 13", 1)
 
 
-def _fail(error: Exception, status: int) -> NoReturn:
+def _fail(error: Exception | str, status: int) -> NoReturn:
     print("voicechat-server:", str(error).replace("\n", "\\n"), file=sys.stderr)
     sys.exit(status)
 
 
-@app.command()
+def _limit(help_text: str, **options: Any) -> Any:
+    return typer.Option(help=help_text, rich_help_panel="Limits", **options)
+
+
+def _door(help_text: str, *names: str) -> Any:
+    return typer.Option(*names, help=help_text, rich_help_panel="Who may connect")
+
+
+@app.callback()
 def serve(
+    context: typer.Context,
     model: Annotated[
         str | None,
-        typer.Option("-m", "--model", help="A checkpoint: directory or hub name. Default: a small random one."),
+        typer.Option("-m", "--model", help="A checkpoint: folder or hub name. Default: a small random one."),
     ] = None,
     host: Annotated[str, typer.Option(help="Where to listen.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="0 for any that is free.", min=0, max=65535)] = 8080,
     system_prompt: Annotated[
         str | None, typer.Option(help="For sessions that ask for none. Default: the checkpoint's own.")
     ] = None,
-    api_key_file: Annotated[
-        Path | None, typer.Option(help=f"Holds the key that clients must give; or the variable {KEY_VARIABLE}.")
-    ] = None,
-    allow_origin: Annotated[list[str] | None, typer.Option(help="Origins of web pages that may connect.")] = None,
-    insecure: Annotated[bool, typer.Option("--insecure", help="Listen on other addresses without a key.")] = False,
     precision: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
+    tts_context_frames: Annotated[
+        int | None, typer.Option(help="Frames of speech that are looked back on. Default: all.", min=1)
+    ] = None,
+    api_key_file: Annotated[
+        Path | None, _door(f"Holds the key that clients must give; or the variable {KEY_VARIABLE}.")
+    ] = None,
+    allow_origin: Annotated[list[str] | None, _door("Origin of web pages that may connect; may be repeated.")] = None,
+    insecure: Annotated[bool, _door("Listen on other addresses without a key.", "--insecure")] = False,
+    tls_cert: Annotated[Path | None, _door("PEM file of a certificate: speak TLS (wss, https).")] = None,
+    tls_key: Annotated[Path | None, _door("PEM file of its key, where it is not in the same file.")] = None,
+    session_seconds: Annotated[float, _limit("Of a session, by the clock and in audio: the slot comes round.")] = 600,
+    configure_seconds: Annotated[float, _limit("Until session.update: a slot is for use.")] = 30,
+    idle_seconds: Annotated[float, _limit("In which a session neither hears nor says anything.")] = 120,
+    queued_seconds: Annotated[float, _limit("Of audio that waits; past it the server reads no further.")] = 120,
+    queued_events: Annotated[int, _limit("Events that wait for a client; past it the model pauses.", min=1)] = 256,
+    write_seconds: Annotated[float, _limit("For a client to take a message; then it is closed (1008).")] = 10,
+    prompt_chars: Annotated[int, _limit("Of a client's system prompt: it is read step by step.", min=1)] = (
+        Limits.prompt_chars
+    ),
+    message_chars: Annotated[int, _limit("Of one message; past it 1009. As it is, 120 s of audio.", min=1024)] = (
+        SocketLimits.message_chars
+    ),
+    header_bytes: Annotated[int, _limit("Of a request's header.", min=256)] = HttpLimits.header_bytes,
+    header_seconds: Annotated[float, _limit("For the whole header to come.")] = 10,
+    connections: Annotated[int, _limit("Open at once, of any kind: each is a file.", min=2)] = 100,
 ) -> None:
     """Serve live speech on ws://HOST:PORT/v1/realtime: one session at a time."""
+    if context.invoked_subcommand is not None:
+        return
+    key = read_key(api_key_file, os.environ)
+    require_safe_listening(host, key, insecure=insecure)
+    gate = Gate(key, origins=allow_origin or [])
+    place = Place(host, port, tls_context(tls_cert, tls_key))
+    settings = Settings(
+        model="small random checkpoint" if model is None else model,
+        system_prompt=system_prompt,
+        tts_context_frames=tts_context_frames,
+        limits=Limits(configure_seconds, idle_seconds, session_seconds, prompt_chars=prompt_chars),
+        http_limits=HttpLimits(header_bytes, header_seconds),
+        socket_limits=SocketLimits(message_chars),
+        write_seconds=write_seconds,
+        connections=connections,
+        queued_seconds=queued_seconds,
+        queued_events=queued_events,
+    )
+    metrics = Metrics()
+    worker = Worker(
+        _loader(model, precision),
+        most_input_seconds=settings.queued_seconds,
+        most_results=settings.queued_events,
+        warm_prompt=system_prompt,
+        frame_took=metrics.frame_took,
+    )
+    run(worker, App(worker, settings, gate, metrics), place)
+
+
+def _loader(model: str | None, precision: str) -> partial[Any]:
+    """What loads the checkpoint; that it is there is known by then."""
     from voicechat_core.hub import locate
     from voicechat_core.precision import check_precision
     from voicechat_core.voicechat import load
 
     wanted = check_precision(precision)
-    key = read_key(api_key_file, os.environ)
-    require_safe_listening(host, key, insecure=insecure)
-    gate = Gate(key, origins=allow_origin or [])
-    directory = _small_checkpoint() if model is None else locate(model)
-    name = "small random checkpoint" if model is None else model
-    settings = Settings(model=name, system_prompt=system_prompt)
-    trio.run(_serve, partial(load, directory, precision=wanted), settings, gate, host, port)
+    return partial(load, _small_checkpoint() if model is None else locate(model), precision=wanted)
 
 
 def _small_checkpoint() -> Path:
@@ -86,31 +148,3 @@ def _small_checkpoint() -> Path:
         synthesize(home, seed=0)
     log.warning("no model was given: serving %s, small and random; its words are noise", home)
     return home
-
-
-async def _serve(load: partial, settings: Settings, gate: Gate, host: str, port: int) -> None:  # type: ignore[type-arg]
-    listeners = await trio.open_tcp_listeners(port, host=host)
-    metrics = Metrics()
-    async with Worker(load, frame_took=metrics.frame_took) as worker, trio.open_nursery() as nursery:
-        server = App(worker, settings, gate, metrics)
-        nursery.start_soon(_obey_signals, server)
-        nursery.start_soon(_say_when_ready, worker, listeners)
-        await server.run(listeners)
-        nursery.cancel_scope.cancel()
-
-
-async def _say_when_ready(worker: Worker, listeners: list[trio.SocketListener]) -> None:
-    await worker.loaded()
-    for listener in listeners:
-        host, port = listener.socket.getsockname()[:2]
-        log.info("ready on ws://%s:%d/v1/realtime", f"[{host}]" if ":" in host else host, port)
-
-
-async def _obey_signals(server: App) -> None:
-    """The first one ends the sessions in good order, the second one everything at once."""
-    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
-        async for _ in signals:
-            server.stop()
-            break
-        async for number in signals:
-            os._exit(128 + number)

@@ -42,8 +42,6 @@ from voicechat_server.worker import Stage, Worker, WorkerSession
 
 __all__ = ["Connection"]
 
-# In which the socket must take one message (at most some 5 kB, so the peer has not read for long): its slot is wanted.
-WRITE_SECONDS: Final = 10.0
 TICK_SECONDS: Final = 1.0  # how late a time limit may be, and how often the peer may be told of lag
 FRAME_SAMPLES: Final = 1280
 PEER_LEFT: Final = Close(1000, "the peer left")  # to whom nothing can be said
@@ -59,10 +57,10 @@ class Connection:
         conversation: Conversation,
         *,
         stopping: trio.Event,
-        write_seconds: float = WRITE_SECONDS,
+        write_seconds: float = 10.0,
         tts_context_frames: int | None = None,
     ) -> None:
-        """``stopping`` is set when the server shuts down."""
+        """``stopping`` is set when the server shuts down; for the rest see ``Settings``."""
         self._transport = transport
         self._worker = worker
         self._conversation = conversation
@@ -93,6 +91,11 @@ class Connection:
             if self._session is not None:
                 self._session.close()
         return self._close
+
+    @property
+    def lag_seconds(self) -> float:
+        """Audio that waits for the model."""
+        return self._session.lag_seconds if self._session is not None else 0.0
 
     # ---- the four tasks
 

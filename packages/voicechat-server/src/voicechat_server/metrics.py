@@ -1,6 +1,9 @@
 """What the server counts, as Prometheus reads it. One registry for each app: nothing is global."""
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+import threading
+
+import trio
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from voicechat_server.worker import FrameTime
@@ -18,20 +21,32 @@ class Metrics:
 
     def __init__(self) -> None:
         self._registry = registry = CollectorRegistry()
-        self.sessions = Counter("voicechat_sessions", "Connections that were admitted", registry=registry)
-        self.busy = Counter(
-            "voicechat_server_busy", "Connections refused because the slot was taken", registry=registry
-        )
-        self.frames = Counter("voicechat_frames", "Frames that the model ran", registry=registry)
-        self.skipped = Counter("voicechat_frames_skipped", "Frames dropped under the policy skip", registry=registry)
+        ProcessCollector(registry=registry)  # memory, files, processor time; it knows Linux only
+
+        def counter(name: str, help_text: str) -> Counter:
+            return Counter(f"voicechat_{name}", help_text, registry=registry)
+
+        def gauge(name: str, help_text: str) -> Gauge:
+            return Gauge(f"voicechat_{name}", help_text, registry=registry)
+
+        self.sessions = counter("sessions", "Connections that were admitted")
+        self.busy = counter("server_busy", "Connections refused because the slot was taken")
+        self.turned_away = counter("connections_turned_away", "Connections closed because too many were open")
+        self.frames = counter("frames", "Frames that the model ran")
+        self.skipped = counter("frames_skipped", "Frames dropped under the policy skip, of sessions that have ended")
+        self.slots_taken = gauge("slots_taken", "Sessions that are active")
+        self.model_sessions = gauge("model_sessions", "Sessions that the model's thread has not closed yet")
+        self.model_ready = gauge("model_ready", "1 when the model is loaded and runs")
+        self.lag_seconds = gauge("lag_seconds", "Audio that waits for the model")
+        self.connections = gauge("connections", "Connections that are open, the one that asks included")
+        self._tasks = gauge("tasks", "Trio's tasks")
+        self._threads = gauge("threads", "Python's threads")
         self.frame_ms = Histogram(
             "voicechat_frame_ms",
             "Milliseconds of a frame on the model's thread",
             registry=registry,
             buckets=FRAME_BUCKETS,
         )
-        self.slots_taken = Gauge("voicechat_slots_taken", "Sessions that are active", registry=registry)
-        self.model_ready = Gauge("voicechat_model_ready", "1 when the model is loaded and runs", registry=registry)
 
     def frame_took(self, frame: FrameTime) -> None:
         """One frame on the model's thread."""
@@ -39,5 +54,7 @@ class Metrics:
         self.frame_ms.observe(1000 * frame.seconds)
 
     def text(self) -> bytes:
-        """In Prometheus' text format."""
+        """In Prometheus' text format. Called inside Trio, which is counted too."""
+        self._tasks.set(trio.lowlevel.current_statistics().tasks_living)
+        self._threads.set(threading.active_count())
         return generate_latest(self._registry)

@@ -76,22 +76,33 @@ class _Seat:
     pad_partial: bool | None = None
 
 
+class _NotWantedError(Exception):
+    """A session is being opened for nobody."""
+
+
 class ModelThread:
     """What the thread does. ``run`` is its body; ``commands`` and ``halt`` are for others, the rest is its own."""
 
     def __init__(
-        self, load: "Callable[[], VoiceChat]", tell: Callable[[News], None], *, warm_prompt_tokens: int
+        self,
+        load: "Callable[[], VoiceChat]",
+        tell: Callable[[News], None],
+        *,
+        warm_prompt_tokens: int,
+        warm_prompt: str | None = None,
     ) -> None:
         """``tell`` passes news on; it is called on the thread and must not block."""
         self.commands: SimpleQueue[Command] = SimpleQueue()  # bounded by its senders, see ``worker``
         self._load: Callable[[], VoiceChat] | None = load
         self._tell = tell
         self._warm_prompt_tokens = warm_prompt_tokens
+        self._warm_prompt = warm_prompt
         self._halted = threading.Event()
         self._voicechat: VoiceChat | None = None
         self._frame_samples = 0
         self._lookahead = 0
         self._seats: dict[int, _Seat] = {}
+        self._waiting: deque[Command] = deque()  # taken from the queue and not obeyed yet
         self._ready: deque[_Seat] = deque()  # those that may have a frame to run, each once
 
     def halt(self) -> None:
@@ -108,7 +119,7 @@ class ModelThread:
             while self.turn():
                 pass
         except BaseException as failure:
-            log.exception("the model thread failed")
+            self._log_unless_ours(failure, "the model thread failed")
             error = _bare(failure)
         try:
             self._give_back()
@@ -125,7 +136,8 @@ class ModelThread:
         self._lookahead = voicechat.model.networks.stt_model.perception.samples_until(1)
         self._frame_samples = voicechat.model.config.input_frame_samples
         self._voicechat = voicechat
-        if not self._halted.is_set():
+        with suppress(_NotWantedError):
+            self._while_opening()
             self._warm_up(voicechat)
             self._tell(Loaded())
 
@@ -134,10 +146,11 @@ class ModelThread:
 
         With nothing to run it waits for a command, unless it is not to ``wait``.
         """
-        if wait and not self._ready and not self._halted.is_set():
-            self._obey(self.commands.get())
-        for _ in range(self.commands.qsize()):
-            self._obey(self.commands.get())
+        if wait and not self._ready and not self._waiting and not self._halted.is_set():
+            self._waiting.append(self.commands.get())
+        self._take_commands()
+        while self._waiting:
+            self._obey(self._waiting.popleft())
         if self._ready and not self._halted.is_set():
             self._advance(self._ready.popleft())
         return not self._halted.is_set()
@@ -145,9 +158,13 @@ class ModelThread:
     @property
     def idle(self) -> bool:
         """Whether it would wait for a command now."""
-        return not self._ready and self.commands.empty()
+        return not self._ready and not self._waiting and self.commands.empty()
 
     # ---- commands
+
+    def _take_commands(self) -> None:
+        for _ in range(self.commands.qsize()):
+            self._waiting.append(self.commands.get())
 
     def _obey(self, command: Command) -> None:
         if isinstance(command, Ping):
@@ -175,6 +192,8 @@ class ModelThread:
             return
         try:
             seat = self._seat(command)
+        except _NotWantedError:
+            return
         except Exception as error:
             self._log_unless_ours(error)
             self._tell(Refused(command.generation, _bare(error)))
@@ -192,8 +211,18 @@ class ModelThread:
             seed=opening.seed,
             max_frames=opening.max_frames,
             tts_context_frames=opening.tts_context_frames,
+            progress=lambda done: self._while_opening(command.mailbox),
         )
         return _Seat(command.generation, session, command.mailbox, bound)
+
+    def _while_opening(self, mailbox: Mailbox | None = None) -> None:
+        """A long prompt takes minutes: meanwhile pings are answered, and it is given up when nobody wants it."""
+        self._take_commands()
+        for ping in [waiting for waiting in self._waiting if isinstance(waiting, Ping)]:
+            self._waiting.remove(ping)
+            self._tell(Answered())
+        if self._halted.is_set() or (mailbox is not None and mailbox.is_shut):
+            raise _NotWantedError
 
     def _skip_bound(self, seconds: float | None) -> int | None:
         if seconds is None:
@@ -286,7 +315,7 @@ class ModelThread:
     def _warm_up(self, voicechat: "VoiceChat") -> None:
         """What is done for the first time is done before the first user comes: prompts, kernels, buffers."""
         voicechat.warm_up(self._warm_prompt_tokens)
-        session = voicechat.session()
+        session = voicechat.session(system_prompt=self._warm_prompt, progress=lambda done: self._while_opening())
         for _ in session.push(np.zeros(2 * self._frame_samples, np.int16)):  # the first two frames are cold
             pass
         session.cancel()
@@ -309,10 +338,10 @@ class ModelThread:
             mlx.clear_cache()
             mlx.clear_streams()
 
-    def _log_unless_ours(self, error: Exception) -> None:
+    def _log_unless_ours(self, error: BaseException, what: str = "a session failed") -> None:
         """An error that nobody raised on purpose: its traceback is seen here or never."""
         if not isinstance(error, VoiceChatError):
-            log.error("a session failed", exc_info=error)
+            log.error("%s", what, exc_info=error)
 
 
 def _bare(error: BaseException) -> BaseException:

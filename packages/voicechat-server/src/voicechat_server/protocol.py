@@ -131,6 +131,8 @@ class Limits:
         session_seconds: of a session, by the clock and in audio: the slot comes round, and the model's positions last.
         lag_seconds: audio that waits for the model before the peer is told of it: more than a few late frames.
         lag_every_seconds: least time between two session.lag.
+        prompt_chars: of a peer's system prompt. The speech decoder takes a step for each of its tokens the first time,
+            so a long one keeps the slot for minutes; this is two or three pages.
     """
 
     configure_seconds: float = 30.0
@@ -138,6 +140,7 @@ class Limits:
     session_seconds: float = 600.0
     lag_seconds: float = 0.5
     lag_every_seconds: float = 1.0
+    prompt_chars: int = 8192
 
 
 class Protocol:
@@ -220,10 +223,18 @@ class Protocol:
         if isinstance(data, bytes):
             return self._answer(Binary(), now)
         try:
-            message: wire.ClientEvent | WireError = wire.decode_client(data)
+            message: wire.ClientEvent | WireError = self._bounded(wire.decode_client(data))
         except WireError as error:
             message = error
         return self._answer(message, now)
+
+    def _bounded(self, message: wire.ClientEvent) -> wire.ClientEvent:
+        if isinstance(message, wire.SessionUpdate):
+            chars, most = len(message.session.system_prompt or ""), self._limits.prompt_chars
+            if chars > most:
+                text = f"session.update: session.system_prompt has {chars} characters; at most {most} are taken"
+                raise WireError(text, code="session_initialization_failed", event_type="session.update")
+        return message
 
     def happened(self, what: Input, now: float) -> list[Command]:
         """Anything that does not come from the peer."""

@@ -52,6 +52,8 @@ if TYPE_CHECKING:
     from voicechat_core import VoiceChat
 
 __all__ = [
+    "MOST_INPUT_SECONDS",
+    "MOST_RESULTS",
     "Failed",
     "FrameTime",
     "Opening",
@@ -114,16 +116,25 @@ class Worker:
         most_results: int = MOST_RESULTS,
         most_sessions: int = MOST_SESSIONS,
         warm_prompt_tokens: int = WARM_PROMPT_TOKENS,
+        warm_prompt: str | None = None,
         frame_took: Callable[[FrameTime], None] | None = None,
     ) -> None:
-        """``load`` is called on the thread. ``frame_took`` is called in Trio, before a frame's results can be taken; it
-        must not raise.
+        """Does nothing yet.
+
+        Args:
+            load: called on the thread.
+            most_input_seconds: of one session.
+            most_results: of one session.
+            most_sessions: that the thread has not closed yet.
+            warm_prompt_tokens: up to which a session's own prompt takes one scan.
+            warm_prompt: of the session that warms the model up; one that no session could have is an error of loading.
+            frame_took: called in Trio, before a frame's results can be taken; it must not raise.
         """
         self._most_input = int(most_input_seconds * SAMPLE_RATE)
         self._most_results = most_results
         self._most_sessions = most_sessions
         self._frame_took = frame_took
-        self._side = ModelThread(load, self._tell, warm_prompt_tokens=warm_prompt_tokens)
+        self._side = ModelThread(load, self._tell, warm_prompt_tokens=warm_prompt_tokens, warm_prompt=warm_prompt)
         self._thread: threading.Thread | None = None
         self._token: trio.lowlevel.TrioToken | None = None
         self._generations = itertools.count(1)
@@ -178,6 +189,10 @@ class Worker:
         await self._loaded.wait()
         if self._stage is Stage.ENDED:
             raise self._load_error or self._why_ended()
+
+    async def ended(self) -> None:
+        """Wait until the thread has ended, by itself (then ``error`` says why) or because it was stopped."""
+        await self._ended.wait()
 
     async def ping(self) -> float:
         """The seconds until the thread answers: at most one frame, or as long as it loads or opens a session.
