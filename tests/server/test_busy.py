@@ -12,7 +12,7 @@ import trio
 
 from tests.server.clients import UPGRADE, Client, Closed, calling, converse, frames_of, noise
 from tests.server.frames import close_frame
-from tests.server.points import POINTS, Point, cancelled, done
+from tests.server.points import POINTS, Point, cancelled, created, done
 from tests.server.server_process import ServerProcess
 from voicechat_core import VoiceChat
 
@@ -108,3 +108,16 @@ async def test_of_many_at_once_one_is_admitted(server: ServerProcess) -> None:
         leave.set()
     server.wait_until_ready()
     assert len(await converse(server, HELLO)) == 1
+
+
+@pytest.mark.trio
+async def test_who_vanishes_while_a_long_prompt_is_read_leaves_the_model_to_others(server: ServerProcess) -> None:
+    """Its twenty thousand tokens would take minutes."""
+    async with calling(server) as client:
+        await created(client, random.Random(0))
+        await client.say("session.update", session={"system_prompt": "Word " * 4000})
+        await trio.sleep(0.5)
+        client.reset()
+    server.wait_until_ready()
+    with trio.fail_after(5):
+        assert len(await converse(server, HELLO)) == 1

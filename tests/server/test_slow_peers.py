@@ -6,17 +6,18 @@ They wait together, so that the whole takes as long as the longest of them.
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 import trio
 
 from tests.server.clients import UPGRADE, append, calling, converse, noise
 from tests.server.frames import CLOSE, TEXT, close_frame
-from tests.server.server_process import ServerProcess
+from tests.server.server_process import ServerProcess, serving
 
 pytestmark = [pytest.mark.trio, pytest.mark.usefixtures("unharmed")]
 
-HEADER_SECONDS = WRITE_SECONDS = 10.0
+HEADER_SECONDS, WRITE_SECONDS = 3.0, 4.0  # by its options; 10 each if it is not told
 CLOSE_SECONDS = 2.0  # for a close frame to be answered, and again for the peer to hang up
 LATE = 2.0  # how much later than promised it may be on a busy machine
 TIMED_OUT = b"408 Request Timeout\n"
@@ -28,6 +29,14 @@ async def lasts(least: float, most: float, wait: Callable[[], Awaitable[bytes]])
     result = await wait()
     assert least - 0.1 <= trio.current_time() - began <= most + LATE
     return result
+
+
+@pytest.fixture(scope="module")
+def server(tiny_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """One with less patience than usual."""
+    options = ["--header-seconds", str(HEADER_SECONDS), "--write-seconds", str(WRITE_SECONDS)]
+    with serving(tiny_path, tmp_path_factory.mktemp("server") / "log", *options) as process:
+        yield process
 
 
 @contextmanager
@@ -93,7 +102,7 @@ async def refused_and_talking(server: ServerProcess) -> None:
 
 
 async def never_reads(server: ServerProcess, holds: trio.Event) -> None:
-    """A session whose answer nobody takes: its socket fills, and ten seconds later it is over."""
+    """A session whose answer nobody takes: its socket fills, and some seconds later it is over."""
     async with calling(server, receive_buffer=4096) as client:
         await client.upgrade()
         await client.open_session()
