@@ -30,7 +30,8 @@ def main() -> int:
             with serving(checkpoint, log) as server:
                 tell = partial(print, flush=True)
                 trio.run(partial(soak, server, minutes=options.minutes, seed=seed, warm_turns=WARM_TURNS, tell=tell))
-        except (SoakError, AssertionError) as error:
+        except (SoakError, AssertionError, OSError) as error:
+            print(*log.read_text().splitlines()[-20:], sep="\n", file=sys.stderr)
             print(f"seed {seed}: {error}", file=sys.stderr)
             return 1
     print("everything came back")

@@ -17,7 +17,7 @@ from tests.server.test_hostile_frames import BAD_FRAMES
 from tests.server.test_hostile_http import NO_REQUESTS
 from tests.server.test_hostile_messages import NO_MESSAGES, UNKNOWN, WRONG_APPENDS, WRONG_COMMITS, WRONG_UPDATES
 
-__all__ = ["FAULTS", "commit"]
+__all__ = ["CUT_OFF", "FAULTS", "commit"]
 
 Fault = Callable[[ServerProcess, random.Random], Awaitable[None]]
 

@@ -15,7 +15,7 @@ import trio
 
 from tests.server.clients import converse, frames_of, noise
 from tests.server.server_process import ServerProcess
-from tests.soak.faults import FAULTS, commit
+from tests.soak.faults import CUT_OFF, FAULTS, commit
 from tests.soak.measures import HEAD, SETTLE_SECONDS, held_by, not_given_back, row, settled
 
 __all__ = ["SoakError", "soak"]
@@ -66,7 +66,10 @@ class Soak:
         which = self.chance.randrange(len(QUESTIONS))
         prompt, seed, seconds = QUESTIONS[which]
         options = {} if prompt is None else {"system_prompt": prompt}
-        answer = frames_of(await converse(self.server, noise(seconds), seed=seed, **options))
+        try:
+            answer = frames_of(await converse(self.server, noise(seconds), seed=seed, **options))
+        except (*CUT_OFF, trio.TooSlowError) as error:
+            raise SoakError(f"turn {self.turns}: a client without faults was not served: {error!r}") from None
         if answer != self.answers.setdefault(which, answer):
             raise SoakError(f"turn {self.turns}: question {QUESTIONS[which]} has another answer than the first time")
 
