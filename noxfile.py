@@ -70,6 +70,13 @@ def bench(session: nox.Session) -> None:
 
 
 @nox.session
+def soak(session: nox.Session) -> None:
+    """Sessions with random faults on a real server, which must end as it began: 30 minutes, or ``-- --minutes N``."""
+    install_packages(session, *group("test"))
+    session.run("python", "-m", "tests.soak", *session.posargs)
+
+
+@nox.session
 def lint(session: nox.Session) -> None:
     """Style, formatting, and the directions in which modules may import each other."""
     install_packages(session, *group("lint"))

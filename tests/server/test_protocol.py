@@ -332,6 +332,7 @@ def test_no_limit_at_all() -> None:
     limits = Limits(session_seconds=math.inf)
     assert opened_with({}, limits=limits).max_frames is None
     assert opened_with({"max_streaming_seconds": 8}, limits=limits).max_frames == 100
+    assert opened_with({"max_streaming_seconds": 1.7e308}, limits=limits).max_frames is None
 
 
 @pytest.mark.parametrize(

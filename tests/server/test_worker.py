@@ -601,10 +601,11 @@ async def test_skipping_drops_the_oldest_whole_frames_and_says_so(tiny: VoiceCha
 
 
 @pytest.mark.trio
-async def test_nothing_is_skipped_within_the_bound(tiny: VoiceChat, tiny_path: Path) -> None:
+@pytest.mark.parametrize("bound", [1.0, 1.7e308])
+async def test_nothing_is_skipped_within_the_bound(tiny: VoiceChat, tiny_path: Path, bound: float) -> None:
     samples = sound(12.5 + 0.9)  # less than a frame more than the bound
     async with running(tiny_path) as worker:
-        results = await answered(worker, Opening(skip_beyond_seconds=1.0), samples)
+        results = await answered(worker, Opening(skip_beyond_seconds=bound), samples)
         assert results == plain(tiny, samples)
 
 

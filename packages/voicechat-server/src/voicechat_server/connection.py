@@ -50,6 +50,7 @@ Seen = str | bytes | Opening | Push | Flush | Delivery | wire.ServerEvent
 
 TICK_SECONDS: Final = 1.0  # how late a time limit may be, and how often the peer may be told of lag
 FRAME_SAMPLES: Final = 1280
+PEER_LEFT: Final = Close(1000, "the peer left")  # to whom nothing can be said
 
 
 class Connection:
@@ -122,7 +123,7 @@ class Connection:
                 message = await self._transport.receive()
             except Gone:
                 await self._tell(PeerLeft())
-                self._end(Close(1000, "the peer left"))  # to whom nothing can be said
+                self._end(PEER_LEFT)
                 return
             self._saw(message)
             await self._turn_with(partial(self._conversation.received, message, trio.current_time()))
@@ -145,14 +146,12 @@ class Connection:
                 try:
                     await self._transport.send(wire.encode(message))
                     self._saw(message)
-                except Gone:
-                    break  # the reader sees it too, and tells the protocol
+                except Gone:  # the reader may be waiting for room, and would see it minutes later
+                    self._end(PEER_LEFT)
+                    return
             if scope.cancelled_caught:
                 self._end(Close(1008, "slow consumer"))
                 return
-        async for message in self._outgoing:  # nobody is there: what is still said goes nowhere
-            if message is None:
-                break
 
     async def _tick(self) -> None:
         while True:

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from queue import SimpleQueue
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -58,6 +58,8 @@ if TYPE_CHECKING:  # the model is the caller's to bring: without one, nothing he
 __all__ = ["ModelThread"]
 
 log = logging.getLogger(__name__)
+
+LONGEST_SECONDS: Final = 1e9  # thirty years; of the largest floats, samples would be infinite
 
 
 # ---- the thread
@@ -228,7 +230,7 @@ class ModelThread:
         least = self._frame_samples / SAMPLE_RATE  # or a frame could be dropped for ever just before it is complete
         if not (math.isfinite(seconds) and seconds >= least):
             raise InputError(f"skip_beyond_seconds is {seconds!r}; at least {least:g}, one frame, is needed")
-        return int(seconds * SAMPLE_RATE)
+        return int(min(seconds, LONGEST_SECONDS) * SAMPLE_RATE)
 
     def _close(self, generation: int) -> None:
         if seat := self._seats.get(generation):

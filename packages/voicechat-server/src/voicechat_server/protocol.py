@@ -261,12 +261,12 @@ class Protocol:
 
     def _open(self, update: wire.SessionUpdate, now: float) -> list[Command]:
         asked = update.session
-        seconds = min(asked.max_streaming_seconds or math.inf, self._limits.session_seconds)
+        frames = min(asked.max_streaming_seconds or math.inf, self._limits.session_seconds) * FRAMES_A_SECOND
         self._configure_left = max(0.0, self._configure_by - now)
         self._sent_ahead = 0
         self._policy = asked.lag.policy
         prompt = self._system_prompt if asked.system_prompt is None else asked.system_prompt
-        max_frames = None if math.isinf(seconds) else math.ceil(seconds * FRAMES_A_SECOND)
+        max_frames = None if math.isinf(frames) else math.ceil(frames)
         return [Open(prompt, asked.seed, max_frames, asked.lag)]
 
     def _push(self, append: wire.InputAudioBufferAppend, now: float) -> list[Command]:
