@@ -22,6 +22,7 @@ from trio.testing import MockClock
 from tests.server.fake_worker import FakeVoiceChat, FakeWorker
 from voicechat_core import VoiceChat
 from voicechat_server.connection import Connection
+from voicechat_server.exchange import Close
 from voicechat_server.protocol import Limits, Protocol
 from voicechat_server.recording import OnDisk, RecordingLimits, Recordings, recorded
 from voicechat_server.transport import Gone, MemoryPeer, MemoryTransport, memory_transport
@@ -116,12 +117,11 @@ class House:
                 connection = Connection(
                     transport, self.worker, protocol, stopping=trio.Event(), saw=watcher.saw, **self._options
                 )
-                code = 1011
+                close = Close(1011, "internal error")
                 try:
                     close = await connection.run()
-                    code = close.code
                 finally:
-                    watcher.ended(frames=protocol.frames, ended_by=protocol.ended_by, code=code)
+                    watcher.ended(frames=protocol.frames, ended_by=protocol.ended_by or close.reason, code=close.code)
             await transport.close(close.code, close.reason)
         self.over.set()
 
