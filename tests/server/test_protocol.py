@@ -532,10 +532,31 @@ def test_a_session_is_limited(state: State) -> None:
     assert brief(protocol.tick(START + 600)) == SESSION_LIMIT
 
 
-def test_what_was_committed_may_be_finished() -> None:
-    protocol = in_state(State.FLUSHING, limits=LIMITS)
-    assert protocol.deadline == math.inf
-    assert protocol.tick(START + 10_000) == []
+def test_what_was_committed_has_as_long_again_to_be_answered() -> None:
+    """And no longer: who takes a message now and then would keep the only slot for hours."""
+    protocol = in_state(State.READY, limits=LIMITS)
+    protocol.received(COMMIT, START + 599)
+    assert protocol.deadline == START + 1199
+    assert protocol.tick(START + 1198) == []
+    assert brief(protocol.tick(START + 1199)) == [
+        "Cancel", "invalid_request: an answer may take 600 seconds after the commit", "Close 1008 session limit",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("end", ["cancel", "stop", "time", "failure"])
+def test_skipped_frames_are_told_at_every_end(end: str) -> None:
+    """Lag is told once a second; what was skipped since then is told before the connection closes."""
+    protocol = in_state(State.READY, limits=LIMITS)
+    protocol.happened(Lagging(1.0, 13, 3), START)
+    assert protocol.happened(Lagging(1.0, 13, 7), START + 0.5) == []
+    ends: dict[str, Callable[[], list[Command]]] = {
+        "cancel": lambda: protocol.received(say("session.cancel"), START + 0.6),
+        "stop": lambda: protocol.happened(Stop(1001, "bye"), START + 0.6),
+        "time": lambda: protocol.tick(START + 120),
+        "failure": lambda: protocol.happened(Failed(ValueError(), True), START + 0.6),
+    }
+    [lag] = [message for message in sent(ends[end]()) if isinstance(message, wire.SessionLag)]
+    assert lag.frames_skipped == 7
 
 
 def test_no_limits() -> None:
@@ -616,6 +637,7 @@ class Conversation(RuleBasedStateMachine):
         self.said = {"transcript": "", "text": "", "function": ""}
         self.names: set[str] = set()
         self.lag_at = -math.inf
+        self.skips_told = 0
         self.calm = 0  # steps in which nobody ends the conversation
 
     def carry_out(self, commands: list[Command]) -> list[Command]:
@@ -644,6 +666,7 @@ class Conversation(RuleBasedStateMachine):
                 case Close(code, _):
                     assert code in (1000, 1001, 1008, 1011)
                     assert self.session == "none", "the session must be over or cancelled"
+                    assert self.skips_told == self.protocol.frames_skipped, "nothing is dropped silently"
                     self.closed = True
         return commands
 
@@ -653,6 +676,8 @@ class Conversation(RuleBasedStateMachine):
         assert message.event_id not in self.names
         self.names.add(message.event_id)
         match message:
+            case wire.SessionLag():
+                self.skips_told = message.frames_skipped
             case wire.ResponseDone() | wire.ResponseCancelled():
                 assert message.frame_index == self.audio_deltas
                 self.finals += 1
@@ -813,7 +838,7 @@ class Conversation(RuleBasedStateMachine):
     @rule(code=st.sampled_from([1001, 1008]))
     def stop(self, code: int) -> None:
         commands = self.carry_out(self.protocol.happened(Stop(code, "stopped"), self.now))
-        assert not sent(commands)
+        assert all(isinstance(message, wire.SessionLag) for message in sent(commands))
         assert self.closed
 
     # ---- always

@@ -2,8 +2,10 @@
 
 import json
 import signal
+import socket
 import ssl
-from contextlib import suppress
+import time
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 from urllib.request import urlopen
@@ -40,15 +42,15 @@ def test_a_conversation_and_http_over_tls(tiny_path: Path, authority: trustme.CA
     async def converse(url: str) -> list[str]:
         kinds = []
         with trio.fail_after(NET):
-            async with connected(url, trusting) as socket:
-                kinds.append(json.loads(await socket.get_message())["type"])
+            async with connected(url, trusting) as peer:
+                kinds.append(json.loads(await peer.get_message())["type"])
                 for message in ("session.update", "input_audio_buffer.commit"):
-                    await socket.send_message(json.dumps({"type": message}))
+                    await peer.send_message(json.dumps({"type": message}))
                 with suppress(ConnectionClosed):
                     while True:
-                        kinds.append(json.loads(await socket.get_message())["type"])
-                assert socket.closed is not None
-                assert socket.closed.code == 1000
+                        kinds.append(json.loads(await peer.get_message())["type"])
+                assert peer.closed is not None
+                assert peer.closed.code == 1000
         return kinds
 
     async def plain_bytes(port: int) -> bytes:
@@ -118,6 +120,8 @@ def test_one_signal_waits_for_the_peers_and_a_second_one_does_not(tiny_path: Pat
             async with await hold(url):
                 process.process.send_signal(signal.SIGTERM)
                 process.read_until("SIGTERM: shutting down")
+                process.process.send_signal(signal.SIGTERM)  # a group of processes gets each of them twice
+                await trio.sleep(0.7)
                 assert process.process.poll() is None  # it waits two seconds for the peer's close frame
                 process.process.send_signal(signal.SIGINT)
                 assert await trio.to_thread.run_sync(process.end) == 128 + signal.SIGINT
@@ -125,6 +129,56 @@ def test_one_signal_waits_for_the_peers_and_a_second_one_does_not(tiny_path: Pat
     with server("-m", str(tiny_path), "--port", "0") as process:
         trio.run(main, process.ready())
         assert "SIGINT again: leaving at once" in process.log[-1]
+
+
+def test_a_signal_is_heard_as_soon_as_it_listens(tiny_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with server("-m", str(tiny_path), "--port", str(port)) as process:
+        deadline = time.monotonic() + NET
+        while time.monotonic() < deadline:
+            with suppress(ConnectionRefusedError), socket.create_connection(("127.0.0.1", port)):
+                break
+            time.sleep(0.002)
+        assert process.stop() == 0
+
+
+def test_who_says_nothing_does_not_hold_the_end_up(tiny_path: Path) -> None:
+    """Half a request; a peer of a conversation has seconds to take its last messages."""
+    with server("-m", str(tiny_path), "--port", "0") as process:
+        place = urlsplit(process.ready())
+        with socket.create_connection((place.hostname, place.port)) as idle:
+            idle.sendall(b"GET / HT")
+            time.sleep(0.2)
+            process.process.send_signal(signal.SIGTERM)
+            idle.settimeout(NET)
+            assert idle.recv(100) == b""  # at once: it would have had ten seconds
+            idle.close()
+            assert process.end() == 0
+
+
+def test_options_before_replay_are_not_passed_over(tmp_path: Path) -> None:
+    with server("-m", "x", "replay", str(tmp_path)) as process:
+        assert process.end() == 2
+        assert process.log == ["voicechat-server: --model stands before replay, whose options come after it\n"]
+
+
+@pytest.mark.parametrize("host", ["a..b", "no.such.host.invalid"])
+def test_a_host_that_is_none(tiny_path: Path, host: str) -> None:
+    with server("-m", str(tiny_path), "--host", host, "--insecure") as process:
+        assert process.end() == 1
+        [line] = "".join(process.log).splitlines()
+        assert line.startswith(f"voicechat-server: cannot listen on {host}, port 8080: ")
+
+
+def test_servers_that_start_side_by_side_make_one_small_checkpoint(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        started = [stack.enter_context(server("--port", "0", XDG_CACHE_HOME=str(tmp_path))) for _ in range(3)]
+        for process in started:
+            process.ready()
+        assert [process.stop() for process in started] == [0, 0, 0]
+        assert [path.name for path in (tmp_path / "voicechat").iterdir()] == ["tiny-0"]
 
 
 def test_the_peers_are_told_of_the_shutdown(tiny_path: Path) -> None:
@@ -178,12 +232,12 @@ main()
 def test_a_server_whose_model_is_gone_ends(tiny_path: Path) -> None:
     async def main(url: str) -> None:
         with trio.fail_after(NET):
-            async with connected(url) as socket:
-                await socket.send_message(json.dumps({"type": "session.update"}))
+            async with connected(url) as peer:
+                await peer.send_message(json.dumps({"type": "session.update"}))
                 with suppress(ConnectionClosed):
                     while True:
-                        assert "gone" not in await socket.get_message()
-                assert socket.closed is not None
+                        assert "gone" not in await peer.get_message()
+                assert peer.closed is not None
 
     with server("-m", str(tiny_path), "--port", "0", run=BROKEN) as process:
         trio.run(main, process.ready())

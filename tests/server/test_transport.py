@@ -302,6 +302,7 @@ async def test_the_longest_message_and_one_that_is_longer(autojump_clock: MockCl
         frames = await hear_all(peer)
         await peer.stream.aclose()
     assert [code_of(each) for each in frames] == [1009]
+    assert [len(each[1]) for each in frames if each] == [2]  # and no words, which would be the library's
     assert [len(message) for message in heard.messages] == [1000]
     assert heard.code == 1009
 

@@ -56,6 +56,7 @@ class App:
         self.admission = Admission()
         self._stopping = trio.Event()
         self._open = 0  # connections of any kind
+        self._idle: set[trio.CancelScope] = set()  # of those that are no conversation
         self._talking: set[Connection] = set()
         self._routes = Routes(self._health, self._ready, self._metrics, self._home)
 
@@ -70,6 +71,8 @@ class App:
                 accepting.start_soon(self._accept, listener, connections)
             await self._stopping.wait()
             accepting.cancel_scope.cancel()
+            for scope in self._idle:
+                scope.cancel()
             connections.cancel_scope.deadline = trio.current_time() + self._settings.shutdown_seconds
 
     async def _accept(self, listener: trio.abc.Listener[trio.abc.Stream], connections: trio.Nursery) -> None:
@@ -88,14 +91,23 @@ class App:
             self._open -= 1
 
     async def _serve(self, stream: trio.abc.Stream) -> None:
-        await serve(
-            stream,
-            self._routes,
-            self._talk,
-            check=self._gate.refusal,
-            limits=self._settings.http_limits,
-            socket_limits=self._settings.socket_limits,
-        )
+        async def talk(transport: Transport, request: Request) -> None:
+            self._idle.discard(scope)
+            await self._talk(transport, request)
+
+        with trio.CancelScope() as scope:
+            self._idle.add(scope)
+            try:
+                await serve(
+                    stream,
+                    self._routes,
+                    talk,
+                    check=self._gate.refusal,
+                    limits=self._settings.http_limits,
+                    socket_limits=self._settings.socket_limits,
+                )
+            finally:
+                self._idle.discard(scope)
 
     # ---- a conversation
 

@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import signal
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -48,6 +49,8 @@ def main() -> None:
         _fail(error, 2)
     except VoiceChatError as error:
         _fail(error, 1)
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)
     except ModuleNotFoundError as error:
         if (error.name or "").split(".")[0] != "mlx":
             raise
@@ -111,6 +114,7 @@ def serve(
 ) -> None:
     """Serve live speech on ws://HOST:PORT/v1/realtime: one session at a time."""
     if context.invoked_subcommand is not None:
+        _refuse_options_before(context)
         return
     key = read_key(api_key_file, os.environ)
     require_safe_listening(host, key, insecure=insecure)
@@ -144,6 +148,15 @@ def serve(
         frame_took=metrics.frame_took,
     )
     run(worker, App(worker, settings, gate, metrics, recordings), place)
+
+
+def _refuse_options_before(context: typer.Context) -> None:
+    """They are a server's, and would be passed over without a word."""
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    given = [name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
+    if given:
+        option = f"--{given[0].replace('_', '-')}"
+        raise InputError(f"{option} stands before {context.invoked_subcommand}, whose options come after it")
 
 
 @app.command("replay")
@@ -183,6 +196,10 @@ def _small_checkpoint() -> Path:
 
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "voicechat" / "tiny-0"
     if not (home / "config.json").exists():
-        synthesize(home, seed=0)
+        try:
+            synthesize(home, seed=0)
+        except VoiceChatError as error:
+            if not (home / "config.json").exists():  # else another server has made it meanwhile
+                raise VoiceChatError(f"a small checkpoint cannot be made in {home}: {error}") from error
     log.warning("no model was given: serving %s, small and random; its words are noise", home)
     return home

@@ -81,12 +81,13 @@ OpenFailed              -             not_opened    not_opened    -             
 Said                    -             -             -             tell          tell          tell
 Failed                  -             failed        failed        failed        failed        failed
 Lagging                 -             -             -             lagging       lagging       lagging
-Tick                    unconfigured  -             -             idle          idle          -
+Tick                    unconfigured  -             -             idle          idle          unfinished
 PeerLeft                left          left          left          left          left          left
 Stop                    stop          stop          stop          stop          stop          stop
 """
 # The state after an answer; after any other it is the same, but cancel, left and stop end the connection, and these do
-# so if: tell, the session is done; failed, it is lost (else READY becomes FULL); unconfigured and idle, time is up.
+# so if: tell, the session is done; failed, it is lost (else READY becomes FULL); unconfigured, idle and unfinished,
+# time is up.
 NEXT: Final = {
     "open": State.OPENING,
     "commit_ahead": State.CLOSED_EARLY,
@@ -129,6 +130,7 @@ class Limits:
         configure_seconds: until session.update. Who holds the only slot without using it gives it back.
         idle_seconds: in which a ready session neither hears nor says anything; WebSocket pings do not count.
         session_seconds: of a session, by the clock and in audio: the slot comes round, and the model's positions last.
+            After the commit it has as long again.
         lag_seconds: audio that waits for the model before the peer is told of it: more than a few late frames.
         lag_every_seconds: least time between two session.lag.
         prompt_chars: of a peer's system prompt. The speech decoder takes a step for each of its tokens the first time,
@@ -193,7 +195,7 @@ class Protocol:
             return self._configure_by
         if self.state in (State.READY, State.FULL):
             return min(self._session_until, self._active_at + self._limits.idle_seconds)
-        return math.inf
+        return self._session_until if self.state is State.FLUSHING else math.inf
 
     @property
     def frames(self) -> int:
@@ -278,6 +280,7 @@ class Protocol:
         return self._push(append, now)
 
     def _commit(self, commit: wire.InputAudioBufferCommit, now: float) -> list[Command]:
+        self._session_until = now + self._limits.session_seconds  # what was heard has as long again to be answered
         committed = Send(wire.InputAudioBufferCommitted(event_id=self._event_id()))
         return [committed, Flush(commit.pad_partial)]
 
@@ -288,7 +291,7 @@ class Protocol:
 
     def _cancel(self, cancel: wire.SessionCancel | wire.ResponseCancel, now: float) -> list[Command]:
         cancelled = Send(wire.ResponseCancelled(event_id=self._event_id(), frame_index=self.frames))
-        return [Cancel(), cancelled, *self._end(1000, "cancelled")]
+        return [Cancel(), *self._unsaid_lag(now), cancelled, *self._end(1000, "cancelled")]
 
     def _pong(self, ping: wire.SessionPing, now: float) -> list[Command]:
         return [Send(wire.SessionPong(event_id=self._event_id()))]
@@ -330,13 +333,13 @@ class Protocol:
         if isinstance(said.event, events.Done):
             return [*self._unsaid_lag(now), *sent, *self._end(1000, "done")]
         if isinstance(said.event, events.Cancelled):
-            return [*sent, *self._end(1000, "cancelled")]
+            return [*self._unsaid_lag(now), *sent, *self._end(1000, "cancelled")]
         return sent
 
     def _failed(self, failure: Failed, now: float) -> list[Command]:
         if failure.ended:
             answer = self._error("inference_error", "the model failed; the session is over")
-            return [answer, *self._end(1011, "model failure")]
+            return [answer, *self._unsaid_lag(now), *self._end(1011, "model failure")]
         if self.state is State.READY:
             self.state = State.FULL
         return [self._error("inference_error", _told(failure.error, "a frame failed; the session can be committed"))]
@@ -372,18 +375,26 @@ class Protocol:
     def _unconfigured(self, tick: Tick, now: float) -> list[Command]:
         if now < self._configure_by:
             return []
-        return self._time_out("configure timeout", f"no session within {self._limits.configure_seconds:g} seconds")
+        return self._time_out("configure timeout", f"no session within {self._limits.configure_seconds:g} seconds", now)
 
     def _idle(self, tick: Tick, now: float) -> list[Command]:
         limits = self._limits
         if now >= self._session_until:
-            return self._time_out("session limit", f"a session may last {limits.session_seconds:g} seconds")
+            return self._time_out("session limit", f"a session may last {limits.session_seconds:g} seconds", now)
         if now >= self._active_at + limits.idle_seconds:
-            return self._time_out("idle timeout", f"nothing was said for {limits.idle_seconds:g} seconds")
+            return self._time_out("idle timeout", f"nothing was said for {limits.idle_seconds:g} seconds", now)
         return []
 
-    def _time_out(self, reason: str, message: str) -> list[Command]:
-        return [*self._abandoned(), self._error("invalid_request", message), *self._end(1008, reason)]
+    def _unfinished(self, tick: Tick, now: float) -> list[Command]:
+        """Somebody who hardly reads would keep the slot for hours."""
+        if now < self._session_until:
+            return []
+        seconds = self._limits.session_seconds
+        return self._time_out("session limit", f"an answer may take {seconds:g} seconds after the commit", now)
+
+    def _time_out(self, reason: str, message: str, now: float) -> list[Command]:
+        error = self._error("invalid_request", message)
+        return [*self._abandoned(), *self._unsaid_lag(now), error, *self._end(1008, reason)]
 
     def _left(self, left: PeerLeft, now: float) -> list[Command]:
         commands = self._abandoned()
@@ -391,7 +402,7 @@ class Protocol:
         return commands
 
     def _stop(self, stop: Stop, now: float) -> list[Command]:
-        return [*self._abandoned(), *self._end(stop.code, stop.reason)]
+        return [*self._abandoned(), *self._unsaid_lag(now), *self._end(stop.code, stop.reason)]
 
     def _abandoned(self) -> list[Command]:
         return [] if self.state is State.CONFIGURING else [Cancel()]

@@ -26,6 +26,8 @@ __all__ = ["Place", "run", "tls_context"]
 
 log: Final = logging.getLogger(__name__)
 
+ONE_SIGNAL_SECONDS: Final = 0.5
+
 
 @dataclass(frozen=True)
 class Place:
@@ -86,21 +88,32 @@ def run(worker: Worker, app: App, place: Place) -> None:
 
 async def _run(worker: Worker, app: App, place: Place) -> bool:
     """Whether the model's thread has ended in time."""
-    listeners = await _listen(place)
+    failure: VoiceChatError | None = None
     async with trio.open_nursery() as nursery:
-        await nursery.start(_obey_signals, app)
-        async with worker:
-            nursery.start_soon(_watch, worker, app, [_url(listener, place) for listener in listeners])
-            await app.run(_dressed(listeners, place))
+        await nursery.start(_obey_signals, app)  # before anybody can connect
+        try:
+            await _serve(worker, app, await _listen(place), place)
+        except VoiceChatError as error:
+            failure = error
         nursery.cancel_scope.cancel()
+    if failure is not None:
+        raise failure
     return await worker.stop(seconds=0)
+
+
+async def _serve(worker: Worker, app: App, listeners: list[trio.SocketListener], place: Place) -> None:
+    async with worker, trio.open_nursery() as nursery:
+        nursery.start_soon(_watch, worker, app, [_url(listener, place) for listener in listeners])
+        await app.run(_dressed(listeners, place))
+        nursery.cancel_scope.cancel()
 
 
 async def _listen(place: Place) -> list[trio.SocketListener]:
     try:
         return await trio.open_tcp_listeners(place.port, host=place.host)
-    except OSError as error:  # a port that is taken, a host that is not ours or not known
-        raise VoiceChatError(f"cannot listen on {place.host}, port {place.port}: {error.strerror}") from None
+    except (OSError, UnicodeError) as error:  # a port that is taken, a host that is not ours, not known, or no name
+        why = (error.strerror if isinstance(error, OSError) else None) or "no such host"
+        raise VoiceChatError(f"cannot listen on {place.host}, port {place.port}: {why}") from None
 
 
 def _dressed(listeners: list[trio.SocketListener], place: Place) -> Sequence[trio.abc.Listener[trio.abc.Stream]]:
@@ -127,14 +140,20 @@ async def _watch(worker: Worker, app: App, urls: list[str]) -> None:
 
 
 async def _obey_signals(app: App, task_status: trio.TaskStatus[None]) -> None:
-    """The first one ends the sessions in good order, the second one everything at once."""
+    """The first one ends the sessions in good order, a later one everything at once.
+
+    Whoever signals a whole group of processes signals each of them twice; that counts once.
+    """
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         task_status.started()
         async for number in signals:
             log.info("%s: shutting down", signal.Signals(number).name)
             app.stop()
             break
+        first = trio.current_time()
         async for number in signals:
+            if trio.current_time() < first + ONE_SIGNAL_SECONDS:
+                continue
             log.warning("%s again: leaving at once", signal.Signals(number).name)
             logging.shutdown()
             os._exit(128 + number)

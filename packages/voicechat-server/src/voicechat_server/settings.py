@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, Final
 
 from voicechat_core.errors import InputError
 from voicechat_server.http import HttpLimits
@@ -11,6 +11,8 @@ from voicechat_server.transport import SocketLimits
 from voicechat_server.worker import MOST_INPUT_SECONDS, MOST_RESULTS
 
 __all__ = ["Settings", "require_positive"]
+
+FRAME_SECONDS: Final = 0.08
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,8 @@ class Settings:
         require_positive(self)
         if math.isinf(self.queued_seconds):
             raise InputError("queued_seconds is inf; memory is not, so a finite number is needed")
+        if self.queued_seconds < FRAME_SECONDS:
+            raise InputError(f"queued_seconds is {self.queued_seconds}; {FRAME_SECONDS}, a frame, is the least")
         for limits in (self.limits, self.http_limits, self.socket_limits):
             require_positive(limits)
 

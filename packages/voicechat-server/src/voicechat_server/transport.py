@@ -240,6 +240,7 @@ class _Line(trio.abc.Stream):
         if not data or data[0] != CLOSE_FRAME:
             return await self._write(data)
         self.close_sent = True
+        data = _without_words(bytes(data))
         with trio.move_on_after(self._close_seconds, shield=True):
             return await self._write(data)
         raise trio.BrokenResourceError("the peer does not read")
@@ -263,6 +264,12 @@ class _Line(trio.abc.Stream):
         """The library is to be done with it: its reader ends."""
         self._closed = True
         self._reading.cancel()
+
+
+def _without_words(frame: bytes) -> bytes:
+    """A close frame, its reason left out where it is a verdict: then the words are the library's."""
+    code = struct.unpack("!H", frame[2:4])[0] if len(frame) >= 4 else None
+    return frame if code not in OUR_VERDICTS else bytes([CLOSE_FRAME, 2]) + frame[2:4]
 
 
 # ---- the library
