@@ -41,8 +41,7 @@ def until_it_breaks(path: Path, count: int, rate: int = RATE) -> tuple[np.ndarra
     """What is given before the error, and the error."""
     given: list[np.ndarray] = [np.zeros(0, np.float32)]
     with AudioReader(path, rate) as reader, pytest.raises(AudioError) as caught:
-        for block in _blocks(reader, count):
-            given.append(block)
+        given.extend(_blocks(reader, count))
     return np.concatenate(given), str(caught.value)
 
 
@@ -62,8 +61,8 @@ def test_good_files(name: str, count: int, tmp_path: Path) -> None:
 
 
 FORMS = [
-    ("WAV", "PCM_16"), ("WAVEX", "PCM_24"), ("WAV", "ULAW"), ("WAV", "IMA_ADPCM"), ("RF64", "PCM_16"), ("FLAC", "PCM_16"),
-    ("OGG", "VORBIS"), ("MP3", "MPEG_LAYER_III"), ("AIFF", "PCM_16"), ("CAF", "PCM_16"),
+    ("WAV", "PCM_16"), ("WAVEX", "PCM_24"), ("WAV", "ULAW"), ("WAV", "IMA_ADPCM"), ("RF64", "PCM_16"),
+    ("FLAC", "PCM_16"), ("OGG", "VORBIS"), ("MP3", "MPEG_LAYER_III"), ("AIFF", "PCM_16"), ("CAF", "PCM_16"),
 ]  # fmt: skip
 
 
@@ -103,7 +102,7 @@ def test_pcm16_passes_through(tmp_path: Path) -> None:
 def test_what_is_decoded_at_once_does_not_matter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "a.ogg"
     soundfile.write(path, NOISE, 44100, format="OGG", subtype="VORBIS")
-    monkeypatch.setattr(audio_stream, "MOST_AT_ONCE", 501)
+    monkeypatch.setattr(audio_stream, "BLOCK_SAMPLES", 501)
     assert np.array_equal(np.concatenate(blocks_of(path, 1 << 20)), read_audio(path, RATE))
 
 
@@ -158,7 +157,7 @@ def test_an_error_stays(tmp_path: Path) -> None:
     with AudioReader(path) as reader:
         assert reader.read(5).tolist() == [0.0]
         for _ in range(2):
-            with pytest.raises(AudioError, match="sample 1 .* is not finite: nan"):
+            with pytest.raises(AudioError, match=r"sample 1 .* is not finite: nan"):
                 reader.read(5)
 
 
@@ -318,7 +317,8 @@ def test_a_wrong_header_in_a_pipe_takes_no_memory(tmp_path: Path) -> None:
 def test_standard_input_is_a_dash() -> None:
     code = (
         "from voicechat_core.audio_stream import AudioReader\n"
-        "with AudioReader('-') as reader: print(reader.name, reader.read_pcm16(100).tolist())"
+        "from pathlib import Path\n"
+        "with AudioReader(Path('-')) as reader: print(reader.name, reader.read_pcm16(100).tolist())"
     )
     for content, said in ((wav(PCM.tobytes(), riff=0, size=0), f"stdin {PCM.tolist()}"), (b"", "stdin: the file is")):
         result = subprocess.run([sys.executable, "-c", code], input=content, capture_output=True, check=False)
@@ -334,7 +334,7 @@ def test_a_resampler_in_pieces_is_soxr_at_once() -> None:
     pieces = [resampler.push(samples[at : at + 1280]) for at in range(0, len(samples), 1280)]
     pieces += [resampler.push(samples[:0]), resampler.finish()]
     assert np.array_equal(np.concatenate(pieces), soxr.resample(samples, 16000, 22050, quality="HQ"))
-    assert len(pieces[-1]) < 22050 * 0.04  # held back
+    assert len(pieces[-1]) < 22050 * 0.06  # held back
 
 
 def test_equal_rates_pass_through() -> None:
@@ -409,9 +409,15 @@ def test_samples_that_do_not_fit_change_nothing(
 
 def test_an_exception_leaves_what_had_come(tmp_path: Path) -> None:
     path = tmp_path / "out.wav"
-    with pytest.raises(KeyboardInterrupt), WavWriter(path, 22050) as writer:
-        writer.write(PCM)
-        raise KeyboardInterrupt
+    writer = WavWriter(path, 22050)
+
+    def talk() -> None:
+        with writer:
+            writer.write(PCM)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        talk()
     assert path.read_bytes() == wav(PCM.tobytes(), rate=22050)
     assert writer.closed
     writer.close()
@@ -486,17 +492,22 @@ def test_a_disk_without_room_for_a_header(tmp_path: Path) -> None:
         WavWriter(path, 22050)
 
 
-def test_the_error_in_the_block_is_the_one_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(KeyError), WavWriter(tmp_path / "out.wav", 22050) as writer:
-        monkeypatch.setattr(os, "pwrite", raising(OSError(5, "Input/output error")))
-        raise KeyError
-    assert writer.closed
-    monkeypatch.undo()
-    with (
-        pytest.raises(AudioError, match=r"out\.wav: Input/output error"),
-        WavWriter(tmp_path / "out.wav", 22050) as writer,
-    ):
-        monkeypatch.setattr(os, "pwrite", raising(OSError(5, "Input/output error")))
+@pytest.mark.parametrize("error", [None, KeyError("the block's")])
+def test_the_first_error_is_the_one_told(
+    error: Exception | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "out.wav"
+    writer = WavWriter(path, 22050)
+    monkeypatch.setattr(os, "pwrite", raising(OSError(5, "Input/output error")))
+
+    def talk() -> None:
+        with writer:
+            if error is not None:
+                raise error
+
+    with pytest.raises((KeyError, AudioError)) as caught:
+        talk()
+    assert str(caught.value) == ('"the block\'s"' if error else f"{path}: Input/output error")
     assert writer.closed
 
 

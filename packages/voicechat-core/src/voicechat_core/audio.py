@@ -50,7 +50,7 @@ SERVER_SCALE: Final = 32767
 
 LOUDEST = 16.0  # 24 dB above full scale; 16-bit integers stored as floats are far beyond
 
-BLOCK_SAMPLES = 1 << 20  # read at once, of each channel
+BLOCK_SAMPLES = 1 << 16  # decoded at once, of each channel; the last bit of an MP3's samples depends on it
 
 
 # ---- arrays
@@ -154,7 +154,7 @@ def _decoded(file: BinaryIO) -> tuple[Samples, int]:
     with Decoder(prepared(file)) as decoder:
         # By blocks, so that other channels are never all there at once.
         blocks: list[Samples] = []
-        while len(block := decoder.read(min(BLOCK_SAMPLES, decoder.frames + 1))):
+        while len(block := decoder.read(BLOCK_SAMPLES)):
             blocks.append(block)
         return np.concatenate(blocks), decoder.rate
 

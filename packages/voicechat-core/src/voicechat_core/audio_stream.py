@@ -25,7 +25,7 @@ from typing import BinaryIO, Final, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from voicechat_core.audio import LOUDEST, WIRE_SCALE, float_to_pcm16
+from voicechat_core.audio import BLOCK_SAMPLES, LOUDEST, WIRE_SCALE, float_to_pcm16
 from voicechat_core.audio_files import (
     LARGEST_WAV_BYTES,
     LOWEST_RATE,
@@ -45,8 +45,6 @@ __all__ = ["AudioReader", "Resampler", "WavWriter"]
 
 Pcm16 = npt.NDArray[np.int16]
 
-MOST_AT_ONCE = 1 << 16  # samples of each channel that are decoded in one call
-
 STANDARD_INPUT: Final = "-"
 LONGEST_HEAD: Final = 1 << 20  # bytes before a pipe's samples that are kept in memory
 EXTENSIBLE: Final = 0xFFFE
@@ -58,7 +56,7 @@ NO_SIZE: Final = 0xFFFFFFFF  # in the header of a pipe, which nobody can go back
 class Resampler:
     """One channel at another rate, piece by piece: soxr's high quality, in step with the original.
 
-    It holds back some 20 ms until ``finish``. All pieces joined are what soxr makes of the whole at once. Equal rates
+    It holds back some 50 ms until ``finish``. All pieces joined are what soxr makes of the whole at once. Equal rates
     pass through.
     """
 
@@ -107,7 +105,7 @@ class AudioReader:
     def __init__(self, path: StrPath, sample_rate: int = 16000) -> None:
         if sample_rate < LOWEST_RATE:
             raise AudioError(f"a sample rate of {sample_rate} Hz cannot be; the lowest is {LOWEST_RATE}")
-        self.name = "stdin" if path == STANDARD_INPUT else os.fspath(path)
+        self.name = "stdin" if os.fspath(path) == STANDARD_INPUT else os.fspath(path)
         self._wanted = sample_rate
         with about(self.name), contextlib.ExitStack() as opened:
             file = opened.enter_context(_opened(path))
@@ -144,8 +142,10 @@ class AudioReader:
         return float_to_pcm16(self.read(count), WIRE_SCALE)
 
     def _advance(self, missing: int) -> None:
-        """Decode about as much as is missing, no more: a pipe may not have it yet."""
-        step = min(math.ceil(missing * self._source.rate / self._wanted), MOST_AT_ONCE)
+        """Decode a block, as ``read_audio`` does; of a pipe what is missing, no more: it may not have it yet."""
+        step = BLOCK_SAMPLES
+        if isinstance(self._source, _PipedWav):
+            step = min(math.ceil(missing * self._source.rate / self._wanted), BLOCK_SAMPLES)
         try:
             block = self._source.read(step)
         except AudioError as error:
@@ -203,7 +203,7 @@ class _Source(Protocol):
 
 
 def _opened(path: StrPath) -> BinaryIO:
-    file = open(0, "rb", closefd=False) if path == STANDARD_INPUT else Path(path).open("rb")  # noqa: SIM115
+    file = open(0, "rb", closefd=False) if os.fspath(path) == STANDARD_INPUT else Path(path).open("rb")  # noqa: SIM115
     file.raw.name = None  # type: ignore[attr-defined] # soundfile would believe a suffix, such as .raw
     return file
 
