@@ -127,8 +127,12 @@ OTHER_WORDS = {
 }
 
 
+@pytest.mark.parametrize("at_once", [1000, 1 << 16])
 @pytest.mark.parametrize("count", [320, 30_000])
-def test_a_truncated_flac_gives_all_that_is_there_first(count: int, tmp_path: Path) -> None:
+def test_a_truncated_flac_gives_all_that_is_there_first(
+    count: int, at_once: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(audio_stream, "BLOCK_SAMPLES", at_once)
     path = tmp_path / "a.flac"
     soundfile.write(path, NOISE, RATE)
     whole = read_audio(path, RATE)
@@ -141,7 +145,11 @@ def test_a_truncated_flac_gives_all_that_is_there_first(count: int, tmp_path: Pa
 
 @pytest.mark.parametrize("value", [np.nan, -np.inf, 17.0])
 @pytest.mark.parametrize("rate", [16000, 48000])
-def test_what_comes_before_a_sample_that_cannot_be_is_given(value: float, rate: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("at_once", [1000, 1 << 16])
+def test_what_comes_before_a_sample_that_cannot_be_is_given(
+    at_once: int, value: float, rate: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(audio_stream, "BLOCK_SAMPLES", at_once)
     samples = tone_at(440, rate, 40_000)
     samples[30_001] = value
     path = tmp_path / "a.wav"

@@ -160,11 +160,7 @@ class Decoder:
         self.frames: int = self._audio.frames
         self._given = 0
         self._broken: AudioError | None = None
-        try:
-            self._check()
-        except AudioError:
-            self.close()
-            raise
+        self._check()
 
     def _check(self) -> None:
         if self.frames >= UNKNOWN_LENGTH:
