@@ -232,13 +232,15 @@ def test_a_piped_header_before_more_than_4_gib(riff: int, tmp_path: Path) -> Non
 def piped(tmp_path: Path, *pieces: bytes) -> Iterator[tuple[Path, threading.Semaphore]]:
     """A pipe that gives the first piece, and each other one when the semaphore is released."""
     path, more = tmp_path / "pipe", threading.Semaphore(0)
+    late: list[int] = []
     os.mkfifo(path)
 
     def feed() -> None:
         with suppress(BrokenPipeError), path.open("wb", buffering=0) as file:
             file.write(pieces[0])
             for piece in pieces[1:]:
-                more.acquire(timeout=10)
+                if not more.acquire(timeout=5):
+                    late.append(len(piece))
                 file.write(piece)
 
     feeder = threading.Thread(target=feed)
@@ -248,6 +250,7 @@ def piped(tmp_path: Path, *pieces: bytes) -> Iterator[tuple[Path, threading.Sema
     finally:
         more.release(len(pieces))
         feeder.join()
+    assert late == []  # else somebody waited for what was not there
 
 
 @pytest.mark.parametrize("name", GOOD)
@@ -260,15 +263,30 @@ def test_a_pipe_gives_what_the_file_gives(name: str, count: int, tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("riff", "size"), [(0, 0), (36, 0), (0xFFFFFFFF, 0xFFFFFFFF), (0x7FFFF024, 0x7FFFF000), (0x80000024, 0x80000000)]
+    ("riff", "size"), [(0, 0), (36, 0), (0xFFFFFFFF, 0xFFFFFFFF), (0xFFFFFFFF, 0), (0x7FFFF024, 0x7FFFF000)]
 )
-def test_a_piped_header_is_read_to_the_end(riff: int, size: int, tmp_path: Path) -> None:
-    content = wav(NOISE.tobytes() + b"x", channels=2, rate=22050, before=LIST, riff=riff, size=size)
+@pytest.mark.parametrize("before", [b"", LIST])
+def test_a_piped_header_is_read_to_the_end(riff: int, size: int, before: bytes, tmp_path: Path) -> None:
+    content = wav(NOISE.tobytes() + b"x", channels=2, rate=22050, before=before, riff=riff, size=size)
     file = written(tmp_path, content)
     assert np.array_equal(np.concatenate(blocks_of(file, 320)), read_audio(file, RATE))
     with piped(tmp_path, content) as (path, _), AudioReader(path) as reader:
         assert reader.seconds is None
         assert np.array_equal(np.concatenate(list(_blocks(reader, 320))), read_audio(file, RATE))
+
+
+@pytest.mark.parametrize("subtype", ["PCM_U8", "PCM_24", "FLOAT", "DOUBLE", "ALAW", "ULAW"])
+@pytest.mark.parametrize("container", ["WAV", "WAVEX"])
+def test_plain_codings_are_not_copied_first(container: str, subtype: str, tmp_path: Path) -> None:
+    file = tmp_path / "a.wav"
+    soundfile.write(file, pcm16_to_float(NOISE[:1000]), RATE, format=container, subtype=subtype)
+    content = bytearray(file.read_bytes())
+    at = content.index(b"data")
+    content[at + 4 : at + 8] = b"\xff" * 4
+    with piped(tmp_path, bytes(content)) as (path, _), AudioReader(path) as reader:
+        assert reader.seconds is None
+        samples = np.concatenate(list(_blocks(reader, 77)))
+    assert np.array_equal(samples[:1000], read_audio(file, RATE))
 
 
 def test_a_pipe_is_given_as_it_comes(tmp_path: Path) -> None:
@@ -306,6 +324,12 @@ def test_bad_pipes(name: str, tmp_path: Path) -> None:
     with piped(tmp_path, content) as (path, _), pytest.raises(AudioError) as caught:
         blocks_of(path, 100)
     assert str(caught.value) == str(expected.value).replace("a.wav", "pipe")
+
+
+def test_a_pipe_with_a_length_says_it(tmp_path: Path) -> None:
+    with piped(tmp_path, wav(NOISE.tobytes(), channels=2)) as (path, _), AudioReader(path) as reader:
+        assert reader.seconds == 50_000 / RATE
+        assert len(reader.read(60_000)) == 50_000
 
 
 def test_a_pipe_cut_short_gives_what_came(tmp_path: Path) -> None:
