@@ -78,6 +78,10 @@ def test_what_waits_is_what_they_are_apart() -> None:
     assert 0 <= 50 * 1764 - left < 22050 * 0.06  # the resampler holds some back
     assert len(mixer.assistant(ASSISTANT[: 3 * 1764])) == 3 * 1764
     assert mixer.waiting == (left - 3 * 1764, 0)
+    mixer.assistant(ASSISTANT)
+    mixer.assistant(np.tile(ASSISTANT, 3))
+    assert mixer.waiting[0] == 0
+    assert len(mixer.user(USER[:12_800])) > 8 * 1764  # the user, too, completes what waits
 
 
 def test_a_conversation_takes_no_memory() -> None:
