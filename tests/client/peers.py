@@ -1,4 +1,4 @@
-"""Servers to talk to, on real sockets of this machine: one that does what a test says, byte by byte, and the real app."""
+"""Servers to talk to, on real sockets: one that does what a test says, byte by byte, and the real app."""
 
 import base64
 import gc
@@ -41,9 +41,10 @@ def run(main: Callable[[], Awaitable[None]]) -> None:
     """On Trio's real clock; whatever was left open is a warning here, and warnings are errors."""
 
     async def bounded() -> None:
+        before = trio.lowlevel.current_statistics().tasks_living
         with trio.fail_after(LONGEST):
             await main()
-        assert trio.lowlevel.current_statistics().tasks_living <= 4  # ours, and Trio's own
+        assert trio.lowlevel.current_statistics().tasks_living == before
 
     trio.run(bounded)
     gc.collect()
@@ -54,9 +55,8 @@ def error_event(code: str, message: str) -> dict[str, Any]:
 
 
 def text_event(index: int, delta: str = "x", text: str = "x") -> dict[str, Any]:
-    return {
-        "type": "response.text.delta", "event_id": "e", "frame_index": index, "token_id": 1, "delta": delta, "text": text
-    }  # fmt: skip
+    fields = {"frame_index": index, "token_id": 1, "delta": delta, "text": text}
+    return {"type": "response.text.delta", "event_id": "e", **fields}
 
 
 class Raw:
@@ -167,7 +167,8 @@ async def scripted(*scripts: Script, tls: ssl.SSLContext | None = None) -> Async
             with suppress(EOFError, trio.BrokenResourceError, trio.ClosedResourceError):
                 await script(Raw(line))
         finally:
-            await trio.aclose_forcefully(line)
+            with trio.CancelScope(shield=True):
+                await trio.aclose_forcefully(line)
 
     async with trio.open_nursery() as nursery:
         listeners = await nursery.start(partial(trio.serve_tcp, handle, 0, host="127.0.0.1"))
@@ -176,7 +177,9 @@ async def scripted(*scripts: Script, tls: ssl.SSLContext | None = None) -> Async
 
 
 @asynccontextmanager
-async def real_app(gate: Gate | None = None, settings: Settings | None = None, **options: Any) -> AsyncIterator[tuple[str, App]]:
+async def real_app(
+    gate: Gate | None = None, settings: Settings | None = None, **options: Any
+) -> AsyncIterator[tuple[str, App]]:
     """The real server with a worker that needs no model, on a real socket."""
     async with FakeWorker(**options) as worker, trio.open_nursery() as nursery:
         if not options.get("load_seconds"):

@@ -35,6 +35,7 @@ from voicechat_client.address import Address, parse
 from voicechat_client.conversation import ClientLimits, Conversation, shown
 from voicechat_client.errors import BusyError, LoadingError, NotVoiceChatError, UnavailableError, UrlError
 from voicechat_client.link import Gone, open_link
+from voicechat_client.reaching import leaves
 from voicechat_core import wire
 from voicechat_core.errors import WireError
 from voicechat_core.files import expanded
@@ -99,15 +100,11 @@ async def connect(
 
 def _one_of(failure: BaseException | None, group: BaseExceptionGroup[BaseException]) -> BaseException:
     """What to raise for all: the block's own error; but Ctrl-C may have come to one of our tasks instead."""
-    if failure is not None and not isinstance(failure, trio.Cancelled):
-        return failure
-    _, others = group.split(trio.Cancelled)
-    return _first_of(others) if others is not None else failure or group
-
-
-def _first_of(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    first = group.exceptions[0]
-    return _first_of(first) if isinstance(first, BaseExceptionGroup) else first
+    ours = [leaf for each in group.exceptions if each is not failure for leaf in leaves(each)]
+    for leaf in ours:
+        if not isinstance(leaf, Exception | trio.Cancelled):
+            return leaf
+    return failure or group
 
 
 def _trust(ca_file: str | Path | None) -> ssl.SSLContext:

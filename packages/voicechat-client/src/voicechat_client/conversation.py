@@ -55,9 +55,10 @@ class _Answer:
         self.came = trio.Event()
 
     def give(self, event: wire.SessionUpdated | wire.SessionPong | wire.Error | None) -> None:
-        """It has come, or will not come any more."""
-        self.event = event
-        self.came.set()
+        """It has come, or will not come any more; the first counts."""
+        if not self.came.is_set():
+            self.event = event
+            self.came.set()
 
 
 class Conversation:

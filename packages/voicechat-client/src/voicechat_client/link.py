@@ -134,6 +134,7 @@ class Link:
         self._limits = limits
         self._library: WebSocketConnection | None = None
         self._tasks = trio.CancelScope()
+        self._closing = trio.CancelScope()  # around the library's own close
         self._settled = trio.Event()  # the handshake has succeeded or failed
         self._reader_over = trio.Event()
         self._writer_over = trio.Event()
@@ -204,7 +205,8 @@ class Link:
         self._outbox.close()
         await self._writer_over.wait()
         if self._library is not None and not self._line.deaf:
-            with contextlib.suppress(Exception):  # whatever it is, the connection ends here
+            # Whatever it raises, the connection ends here; and without a reader nobody hears the server's close frame.
+            with self._closing, contextlib.suppress(Exception):
                 await self._library.aclose(code)
 
     async def run(self, address: Address, headers: list[tuple[bytes, bytes]]) -> None:
@@ -224,6 +226,7 @@ class Link:
             self._reader_over.set()
             self._settled.set()
             self._outbox.close()
+            self._closing.cancel()
 
     async def _shake_hands(self, nursery: trio.Nursery, address: Address, headers: list[tuple[bytes, bytes]]) -> None:
         assert self._line.opening is not None

@@ -26,7 +26,7 @@ from voicechat_client.errors import (
 )
 from voicechat_core.terminal import printable
 
-__all__ = ["BROKEN", "BYTES_A_READ", "LinkLimits", "cut", "dial", "not_upgraded"]
+__all__ = ["BROKEN", "BYTES_A_READ", "LinkLimits", "cut", "dial", "leaves", "not_upgraded"]
 
 BYTES_A_READ: Final = 65536  # some thirteen frames of speech
 BROKEN: Final = (trio.BrokenResourceError, trio.ClosedResourceError, trio.BusyResourceError)
@@ -69,7 +69,7 @@ async def dial(address: Address, tls: ssl.SSLContext | None, limits: LinkLimits)
     Raises:
         ClientError: ConnectError or TlsError.
     """
-    where = f"{address.host}:{address.port}"
+    where = _host_and_port(address)
     with trio.move_on_after(limits.connect_seconds) as scope:
         try:
             stream = await trio.open_tcp_stream(address.host, address.port)
@@ -84,11 +84,15 @@ async def dial(address: Address, tls: ssl.SSLContext | None, limits: LinkLimits)
     return stream if tls is None else await _with_tls(stream, address, tls, limits.handshake_seconds)
 
 
+def _host_and_port(address: Address) -> str:
+    return f"[{address.host}]:{address.port}" if ":" in address.host else f"{address.host}:{address.port}"
+
+
 def _unreached(address: Address, error: Exception) -> ConnectError:
-    where = f"{address.host}:{address.port}"
+    where = _host_and_port(address)
     if isinstance(error, socket.gaierror | UnicodeError):
         return ResolveError(f"there is no host {address.host!r} to be found: is its name right, is there a network?")
-    reasons = _leaves(error.__cause__) or [error]
+    reasons = leaves(error.__cause__) or [error]
     if any(isinstance(reason, ConnectionRefusedError) for reason in reasons):
         return RefusedError(f"nobody listens on {where}: is the server running, and on this port?")
     if any(isinstance(reason, TimeoutError) for reason in reasons):
@@ -97,10 +101,10 @@ def _unreached(address: Address, error: Exception) -> ConnectError:
     return ConnectError(f"{where} cannot be reached: {known[0] if known else error}")
 
 
-def _leaves(error: BaseException | None) -> list[BaseException]:
-    """The errors in a group."""
+def leaves(error: BaseException | None) -> list[BaseException]:
+    """The errors in a group, or the one error."""
     if isinstance(error, BaseExceptionGroup):
-        return [leaf for each in error.exceptions for leaf in _leaves(each)]
+        return [leaf for each in error.exceptions for leaf in leaves(each)]
     return [] if error is None else [error]
 
 
