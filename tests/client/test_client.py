@@ -3,6 +3,8 @@
 import json
 import math
 import struct
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -14,6 +16,7 @@ import numpy as np
 import pytest
 import trio
 
+import voicechat_client
 from tests.client.peers import (
     CREATED,
     DONE,
@@ -77,6 +80,18 @@ async def to_the_loss(conversation: Conversation, kind: type[ClientError] = Lost
 async def nap() -> None:
     """Long enough for whatever is on its way between two sockets of this machine."""
     await trio.sleep(0.05)
+
+
+def test_it_needs_no_mlx() -> None:
+    code = "import sys; sys.modules['mlx'] = None\nimport voicechat_client\nvoicechat_client.Answer().as_dict()"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (found.returncode, found.stderr) == (0, "")
+
+
+def test_exported_names() -> None:
+    assert all(hasattr(voicechat_client, name) for name in voicechat_client.__all__)
+    errors = {name for name in vars(voicechat_client.errors) if name.endswith("Error")}
+    assert errors - {"InputError", "VoiceChatError"} <= set(voicechat_client.__all__)
 
 
 # ---- with the real server
@@ -345,7 +360,8 @@ def test_an_update_is_for_once() -> None:
         async with real_app() as (place, _), connect(place) as conversation:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(conversation.update)
-                await trio.lowlevel.checkpoint()
+                while conversation._updating is None:
+                    await trio.lowlevel.checkpoint()
                 with pytest.raises(InputError, match="once"):
                     await conversation.update()
             with pytest.raises(InputError, match="once"):
@@ -845,6 +861,33 @@ def test_after_the_block_nothing_works_and_nothing_hangs() -> None:
 
 
 # ---- cancellation
+
+
+def test_a_block_that_is_cancelled_says_goodbye() -> None:
+    """Whole messages, then a close frame, also where the server does not read for a moment."""
+    code: list[bytes] = []
+
+    async def script(raw: Raw) -> None:
+        await raw.begin()
+        await trio.sleep(0.3)
+        while (found := await raw.next()) is not None:
+            if found[0] == CLOSE:
+                code.append(found[1])
+                await raw.write(frame(CLOSE, found[1], masked=False))
+
+    async def main() -> None:
+        async with scripted(script) as place:
+            began = trio.current_time()
+            with trio.move_on_after(0.2) as scope:
+                async with connect(place) as conversation:
+                    await conversation.update()
+                    await conversation.append(silence(16000 * 3600))
+            assert scope.cancelled_caught
+            assert trio.current_time() - began < 4
+            await nap()
+
+    run(main)
+    assert code == [struct.pack("!H", 1000)]
 
 
 def test_a_cancelled_append_leaves_whole_messages_and_a_conversation() -> None:

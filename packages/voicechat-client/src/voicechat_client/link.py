@@ -15,6 +15,8 @@ ours, and nothing is raised into the nursery:
   answer, by which we say what it was.
 - It leaves its stream open when the server closes first, and waits for a close frame without limit. The stream is ours,
   and we wait ``close_seconds``.
+- A block that is cancelled would take the library's reader with it, and nobody would hear the server out. Its tasks are
+  shielded, until the link is closed.
 - A send that is cancelled leaves half a frame, and everything that follows is unreadable. One task writes, and a call
   that is cancelled does not cancel it: its message was not begun, or goes out whole.
 - When a write fails, it throws away what has arrived and was not read. We do not tell it, and read on to the end.
@@ -133,7 +135,8 @@ class Link:
         self._line = line
         self._limits = limits
         self._library: WebSocketConnection | None = None
-        self._tasks = trio.CancelScope()
+        # Shielded, so that a block that is cancelled still says goodbye. Whoever has a link closes or cuts it.
+        self._tasks = trio.CancelScope(shield=True)
         self._closing = trio.CancelScope()  # around the library's own close
         self._settled = trio.Event()  # the handshake has succeeded or failed
         self._reader_over = trio.Event()
@@ -171,9 +174,9 @@ class Link:
         return message
 
     async def close(self, code: int = 1000) -> None:
-        """Write what was handed over, say goodbye, hang up. Never raises, cannot be cancelled, bounded; again nothing.
+        """Write what was handed over, say goodbye, hang up, in ``close_seconds``; again does nothing.
 
-        In ``close_seconds``.
+        Never raises, and cannot be cancelled.
         """
         if not self._closed:
             self._closed = True
@@ -210,7 +213,7 @@ class Link:
                 await self._library.aclose(code)
 
     async def run(self, address: Address, headers: list[tuple[bytes, bytes]]) -> None:
-        """The library's reader and our writer, until the link is cut. Raises nothing but Cancelled."""
+        """The library's reader and our writer, until the link is cut. Raises nothing."""
         with self._tasks:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._write)
@@ -270,7 +273,7 @@ async def open_link(
     tls: ssl.SSLContext | None = None,
     limits: LinkLimits | None = None,
 ) -> Link:
-    """Connect. Its tasks live in ``nursery`` until it is closed, and raise nothing there.
+    """Connect. Its tasks live in ``nursery`` until it is closed, which must be done, and raise nothing there.
 
     Args:
         nursery: for its tasks.
