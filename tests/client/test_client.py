@@ -831,16 +831,18 @@ def test_what_was_sent_last_goes_out_before_the_close_frame() -> None:
             heard.append(json.loads(found[1])["type"])
 
     async def main() -> None:
-        for _ in range(5):
-            async with scripted(script) as place, connect(place) as conversation:
-                await conversation.update()
-                await conversation.append(silence(40000))
-                await conversation.cancel()
-            await nap()
+        async with scripted(script) as place:
+            for busy in [False, True] * 10:
+                async with connect(place) as conversation:
+                    await conversation.update()
+                    await conversation.append(silence(40000))
+                    if not busy:
+                        await nap()
+                    await conversation.cancel()
 
     run(main)
-    assert Counter(heard) == {"input_audio_buffer.append": 15, "session.cancel": 5}
-    assert code == [struct.pack("!H", 1000)] * 5
+    assert Counter(heard) == {"input_audio_buffer.append": 60, "session.cancel": 20}
+    assert code == [struct.pack("!H", 1000)] * 20
 
 
 def test_after_the_block_nothing_works_and_nothing_hangs() -> None:

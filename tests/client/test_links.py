@@ -388,6 +388,23 @@ def test_an_answer_that_never_ends_or_never_begins() -> None:
     run(main)
 
 
+def test_an_answer_without_end_is_not_listened_to() -> None:
+    async def script(raw: Raw) -> None:
+        await raw.head()
+        await raw.write(http("200 OK", "Content-Length: 10000000000"))
+        while True:
+            await raw.stream.send_all(b"a" * 65536)
+            await trio.sleep(0.001)
+
+    async def main() -> None:
+        async with scripted(script) as place:
+            began = trio.current_time()
+            assert "HTTP 200" in await fails(NotVoiceChatError, place, limits=ClientLimits(handshake_seconds=15))
+            assert trio.current_time() - began < 10
+
+    run(main)
+
+
 def test_a_reset_instead_of_an_answer() -> None:
     async def script(raw: Raw) -> None:
         await raw.head()
