@@ -516,6 +516,20 @@ def test_what_no_server_of_ours_sends_is_bounded() -> None:
     run(main)
 
 
+def test_many_messages_are_no_flood() -> None:
+    """Far more bytes than may come without a message."""
+    limits = ClientLimits(message_chars=2000)
+    assert limits.unheard_bytes < 150_000
+
+    async def main() -> None:
+        script = ends(closes(1000), *(text_event(index, text="y" * 1500) for index in range(400)), DONE)
+        async with scripted(script) as place, connect(place, limits=limits) as conversation:
+            await conversation.update()
+            assert len(await names(conversation)) == 402
+
+    run(main)
+
+
 # ---- how it ends
 
 
@@ -618,6 +632,25 @@ def test_a_loss_while_append_waits() -> None:
     run(main)
 
 
+def test_a_server_that_says_no_more_and_reads_nothing() -> None:
+    """It has hung up on its side only: who waits to send is told, instead of waiting for ever."""
+
+    async def script(raw: Raw) -> None:
+        await raw.begin()
+        assert isinstance(raw.stream, trio.SocketStream)
+        await trio.sleep(0.2)
+        await raw.stream.send_eof()
+        await trio.sleep_forever()
+
+    async def main() -> None:
+        async with scripted(script) as place, connect(place, limits=QUICK) as conversation:
+            await conversation.update()
+            with pytest.raises(LostError, match="1006"):
+                await conversation.append(silence(16000 * 3600))
+
+    run(main)
+
+
 def test_what_arrived_is_given_when_a_write_fails() -> None:
     """The library drops what it has not read as soon as it cannot write; ours does not."""
 
@@ -642,6 +675,28 @@ def test_what_arrived_is_given_when_a_write_fails() -> None:
             heard, lost = await to_the_loss(conversation)
             assert len(heard) == 201
             assert lost.code == 1011
+
+    run(main)
+
+
+def test_who_cannot_write_hears_why() -> None:
+    """The write fails first; the close frame is still on its way."""
+
+    async def script(raw: Raw) -> None:
+        await raw.begin()
+        await trio.sleep(0.3)
+        await raw.write(frame(CLOSE, struct.pack("!H", 1008) + b"slow", masked=False))
+
+    async def fails(data: Any) -> None:
+        await trio.lowlevel.checkpoint()
+        raise trio.BrokenResourceError
+
+    async def main() -> None:
+        async with scripted(script) as place, connect(place) as conversation:
+            await conversation.update()
+            conversation._link._line.stream.send_all = fails  # type: ignore[method-assign]
+            with pytest.raises(LostError, match="1008 slow"):
+                await conversation.append(silence(16000 * 5))
 
     run(main)
 

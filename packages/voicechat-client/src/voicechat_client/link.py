@@ -151,9 +151,8 @@ class Link:
         Raises:
             Gone: when it cannot be written.
         """
-        if not self._over:
-            with contextlib.suppress(*BROKEN):
-                return await self._outbox.send(text)
+        with contextlib.suppress(*BROKEN):
+            return await self._outbox.send(text)
         # A write fails before the server's close frame is read, which says why.
         with trio.move_on_after(self._limits.close_seconds):
             await self._reader_over.wait()
@@ -195,10 +194,6 @@ class Link:
             await cut(self._line.stream)
 
     # ---- inside
-
-    @property
-    def _over(self) -> bool:
-        return self._library is None or self._library.closed is not None
 
     def _gone(self) -> Gone:
         closed = self._library.closed if self._library is not None else None
@@ -245,9 +240,7 @@ class Link:
                 receive_buffer_size=BYTES_A_READ,
             )
         self._line.opening = None
-        if self._library is None:
-            nursery.cancel_scope.cancel()
-        else:
+        if self._library is not None:
             self._line.answer = b""
         self._settled.set()
 
