@@ -446,6 +446,24 @@ def test_append_waits_while_the_server_does_not_read() -> None:
     run(main)
 
 
+def test_a_ping_that_was_not_sent_waits_for_no_pong() -> None:
+    async def main() -> None:
+        async with (
+            scripted(reads_nothing) as place,
+            connect(place, limits=QUICK) as conversation,
+            trio.open_nursery() as nursery,
+        ):
+            await conversation.update()
+            nursery.start_soon(conversation.append, silence(16000 * 3600))
+            await trio.sleep(0.3)
+            with trio.move_on_after(0.1):
+                await conversation.ping()
+            assert not conversation._pings
+            nursery.cancel_scope.cancel()
+
+    run(main)
+
+
 def test_events_arrive_while_append_waits() -> None:
     async def script(raw: Raw) -> None:
         await raw.begin()
@@ -697,6 +715,38 @@ def test_who_cannot_write_hears_why() -> None:
             conversation._link._line.stream.send_all = fails  # type: ignore[method-assign]
             with pytest.raises(LostError, match="1008 slow"):
                 await conversation.append(silence(16000 * 5))
+
+    run(main)
+
+
+def test_a_loss_while_nobody_listens() -> None:
+    """At its bound the client has read no further, yet who sends hears of it, and the block can be left."""
+
+    async def main() -> None:
+        script = ends(closes(1011, "failed"), text_event(0), text_event(1))
+        limits = ClientLimits(unread_bytes=1, close_seconds=0.3)
+        async with scripted(script) as place, connect(place, limits=limits) as conversation:
+            await conversation.update()
+            await nap()
+            with pytest.raises(LostError, match="1011 failed"):
+                await conversation.append(silence(16000 * 3))
+
+    run(main)
+
+
+def test_a_connection_that_takes_nothing_and_says_nothing() -> None:
+    async def fails(data: Any) -> None:
+        await trio.lowlevel.checkpoint()
+        raise trio.BrokenResourceError
+
+    async def main() -> None:
+        async with scripted(reads_nothing) as place, connect(place, limits=QUICK) as conversation:
+            await conversation.update()
+            await nap()
+            conversation._link._line.stream.send_all = fails  # type: ignore[method-assign]
+            await conversation.append(silence(1))
+            _, lost = await to_the_loss(conversation)
+            assert lost.code == 1006
 
     run(main)
 
