@@ -13,10 +13,12 @@ from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any
 
+import numpy as np
 import trio
 
 from tests.server.fake_worker import FakeWorker
 from tests.server.frames import CLOSE, TEXT, frame
+from voicechat_client import ClientError, ClientLimits, Conversation, LostError
 from voicechat_server.app import App, Settings
 from voicechat_server.auth import Gate
 
@@ -191,3 +193,55 @@ async def real_app(
             yield f"127.0.0.1:{listeners[0].socket.getsockname()[1]}", app
         finally:
             nursery.cancel_scope.cancel()
+
+
+# ---- the client's side
+
+
+QUICK = ClientLimits(close_seconds=0.3)
+
+
+def silence(samples: int) -> np.ndarray:
+    return np.zeros(samples, np.int16)
+
+
+async def names(conversation: Conversation) -> list[str]:
+    return [type(event).__name__ async for event in conversation]
+
+
+async def to_the_loss(conversation: Conversation, kind: type[ClientError] = LostError) -> tuple[list[str], Any]:
+    """The names of what came, and the error that ended it."""
+    heard: list[str] = []
+    try:
+        async for event in conversation:
+            heard.append(type(event).__name__)
+    except ClientError as error:
+        if type(error) is kind:
+            return heard, error
+        raise
+    raise AssertionError(f"it ended as it should, after {heard}")
+
+
+async def nap() -> None:
+    """Long enough for whatever is on its way between two sockets of this machine."""
+    await trio.sleep(0.05)
+
+
+# ---- scripts
+
+
+async def reads_nothing(raw: Raw) -> None:
+    await raw.begin()
+    await trio.sleep_forever()
+
+
+def ends(how: Callable[[Raw], Awaitable[None]], *messages: Any) -> Script:
+    async def script(raw: Raw) -> None:
+        await raw.begin(*messages)
+        await how(raw)
+
+    return script
+
+
+def closes(code: int, reason: str = "") -> Callable[[Raw], Awaitable[None]]:
+    return partial(Raw.close, code=code, reason=reason)
