@@ -61,7 +61,10 @@ class Capture:
 
     def read(self) -> npt.NDArray[np.int16]:
         """All that came since the last time, as ``[S]`` at 16 kHz; often empty."""
-        mono = self._ring.read()[:, :MIXED].mean(axis=1, dtype=np.float32)
+        samples = self._ring.read()
+        if not len(samples):
+            return np.zeros(0, np.int16)
+        mono = samples[:, :MIXED].mean(axis=1, dtype=np.float32)
         # A driver's accident must not stay in the resampler.
         mono = np.clip(np.nan_to_num(mono, nan=0, posinf=0, neginf=0), -1, 1)
         self._note(mono)
@@ -72,8 +75,6 @@ class Capture:
         return np.concatenate([self.read(), float_to_pcm16(self._resampler.finish(), WIRE_SCALE)])
 
     def _note(self, mono: Samples) -> None:
-        if not len(mono):
-            return
         self.level = float(np.abs(mono).max())
         sounds = np.flatnonzero(mono)
         self._zeros = self._zeros + len(mono) if not len(sounds) else len(mono) - 1 - int(sounds[-1])

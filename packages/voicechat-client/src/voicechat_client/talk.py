@@ -1,12 +1,12 @@
 """A conversation by microphone and speaker, from the first block to the last sample of the answer.
 
-Four tasks under one nursery:
+Five tasks under one nursery:
 
 * one **hears**: fifty times a second it takes what the microphone gave, makes zeros of it while it is muted, and never
   waits for the network, so that what is muted is what was said while the speaker sounded;
 * one **sends** what was heard, and waits where the server does; then 10 s are kept, and what comes after is counted;
 * one **listens** to events and puts their audio to the speaker;
-* one **watches** for the end and for devices that have gone.
+* one **watches** for devices that have gone, and one gives up, some time after the end, what does not end.
 
 Knows neither sockets nor PortAudio.
 """
@@ -30,7 +30,8 @@ __all__ = ["DRAIN_SECONDS", "Conversation", "TalkReport", "talk"]
 BLOCK_SECONDS: Final = 0.02
 KEPT_BLOCKS: Final = 500  # 10 s that wait for the server
 DRAIN_SECONDS: Final = 10.0
-GONE_SECONDS: Final = 3.0  # without a callback: a device that is there calls fifty times a second and more
+LOOK_SECONDS: Final = 0.5
+GONE_LOOKS: Final = 6  # in a row without a callback: a device that is there calls many times a second
 ZERO_SECONDS: Final = 2.0
 HANG_OVER_SECONDS: Final = 0.25  # a room is not silent as soon as the speaker is
 
@@ -136,7 +137,9 @@ async def talk(
         VoiceChatError: whatever the conversation raises, as itself and never in a group.
     """
     call = _Talk(
-        conversation, microphone, speaker, half_duplex, stop or trio.Event(), report or TalkReport(),
+        conversation, microphone, speaker, half_duplex,
+        trio.Event() if stop is None else stop,
+        TalkReport() if report is None else report,
         on_event or (lambda event: None), on_hint or (lambda hint: None),
         Capture(microphone.rate, microphone.channels),
         Playout(speaker.rate, reserve_seconds=reserve_seconds, most_seconds=most_seconds),
@@ -186,7 +189,8 @@ class _Talk:
                 heard_by, heard = trio.open_memory_channel[Samples16](KEPT_BLOCKS)
                 nursery.start_soon(self._hear, heard_by)
                 nursery.start_soon(self._send, heard)
-                nursery.start_soon(self._watch, nursery.cancel_scope, drain_seconds)
+                nursery.start_soon(self._watch)
+                nursery.start_soon(self._end, nursery.cancel_scope, drain_seconds)
                 await self._listen()
                 nursery.cancel_scope.cancel()
         finally:
@@ -243,21 +247,22 @@ class _Talk:
         await trio.sleep(self.speaker.latency)
         self.report.drained = True
 
-    async def _watch(self, scope: trio.CancelScope, drain_seconds: float) -> None:
-        """Raise when a device has gone. It counts looks, not seconds: a machine that slept has not lost its devices."""
-        blocks, still = (-1, -1), [0, 0]
-        stopped = False
+    async def _end(self, scope: trio.CancelScope, drain_seconds: float) -> None:
+        await self.stop.wait()
+        scope.deadline = trio.current_time() + drain_seconds
+
+    async def _watch(self) -> None:
+        """Raise when a device has gone. Looks are counted, not seconds: a machine that slept has lost no device."""
+        looks, before = [0, 0], [-1, -1]
         while True:
-            if self.stop.is_set() and not stopped:
-                stopped, scope.deadline = True, trio.current_time() + drain_seconds
-            now = (self.capture.taken, self.playout.asked)
-            still = [0 if new != old else count + 1 for new, old, count in zip(now, blocks, still, strict=True)]
-            blocks = now
-            if not stopped and still[0] * BLOCK_SECONDS >= GONE_SECONDS:
+            now = [self.capture.taken, self.playout.asked]
+            looks = [0 if new != old else count + 1 for new, old, count in zip(now, before, looks, strict=True)]
+            before = now
+            if looks[0] >= GONE_LOOKS and not self.stop.is_set():
                 raise _gone("microphone", self.microphone.name)
-            if still[1] * BLOCK_SECONDS >= GONE_SECONDS:
+            if looks[1] >= GONE_LOOKS:
                 raise _gone("speaker", self.speaker.name)
-            await trio.sleep(BLOCK_SECONDS)
+            await trio.sleep(LOOK_SECONDS)
 
     def _hint(self, hint: str) -> None:
         if hint not in self.report.hints:
@@ -281,4 +286,6 @@ class _Talk:
 
 
 def _gone(what: str, name: str) -> DeviceError:
-    return DeviceError(f"the {what} {name!r} has not been heard of for {GONE_SECONDS:g} s: was it unplugged?")
+    return DeviceError(
+        f"the {what} {name!r} has not been heard of for {GONE_LOOKS * LOOK_SECONDS:g} s: was it unplugged?"
+    )
