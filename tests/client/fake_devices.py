@@ -26,6 +26,7 @@ class Clocked:
     refuses: bool = False
     starts: int = 0
     stops: int = 0
+    stopped_at: float = float("inf")  # the first time
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)
 
     def begin(self, once: Callable[[float], None]) -> None:
@@ -36,6 +37,7 @@ class Clocked:
 
     def stop(self) -> None:
         self.stops += 1
+        self.stopped_at = min(self.stopped_at, trio.current_time())
         self.scope.cancel()
 
     async def _run(self, once: Callable[[float], None]) -> None:

@@ -87,7 +87,7 @@ class FakeSoundDevice:
         self.tried.append(channels)
         accepts = entry["accepts"] or range(1, entry[key] + 1)
         if channels not in accepts:
-            raise PortAudioError(f"Error opening stream: Invalid number of channels [PaErrorCode -9998] {channels}")
+            raise PortAudioError(f"Error opening stream: Invalid number of channels\n[PaErrorCode -9998] {channels}")
         if options["samplerate"] != entry["default_samplerate"]:
             raise PortAudioError("Error opening stream: Invalid sample rate [PaErrorCode -9997]")
         self.opened.append(Stream(options, options["samplerate"], channels, start_error=self.start_error))

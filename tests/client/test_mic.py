@@ -94,7 +94,7 @@ def test_a_device_that_refuses_is_named_with_the_first_reason(monkeypatch: pytes
         pass
     assert str(caught.value) == (
         "Inter�face (0) cannot be opened as a microphone at 48000 Hz: "
-        "Error opening stream: Invalid number of channels [PaErrorCode -9998] 2"
+        "Error opening stream: Invalid number of channels\\n[PaErrorCode -9998] 2"
     )
     assert library.tried == [2, 8, 1]
 

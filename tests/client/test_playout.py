@@ -72,6 +72,7 @@ def test_a_late_frame_within_the_reserve_is_not_heard() -> None:
 
 def test_a_gap_is_counted_once_with_all_of_its_silence() -> None:
     playout = Playout(RATE, reserve_seconds=0.1)
+    taken(playout, 3)
     playout.put(frame())
     for _ in range(5):
         taken(playout, 0.1)

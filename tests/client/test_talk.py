@@ -5,7 +5,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from tests.client.fake_conversation import OUT, FakeConversation, Int16, hum
+from tests.client.fake_conversation import OUT, FakeConversation, Int16, LostInTestError, hum
 from tests.client.fake_devices import FakeMicrophone, FakeSpeaker
 from voicechat_client.devices import DeviceError
 from voicechat_client.ring import Samples
@@ -54,15 +54,17 @@ async def test_what_is_said_is_sent_committed_and_answered_to_the_last_sample(au
     assert [type(event) for event in events] == [wire.ResponseAudioDelta] * 125 + [wire.ResponseDone]
 
 
-async def test_the_session_may_end_by_itself(autojump_clock: MockClock) -> None:
-    conversation = FakeConversation(hum, ends_after=50)
+@pytest.mark.parametrize("news_after", [0, 1.5])
+async def test_the_session_may_end_by_itself(autojump_clock: MockClock, news_after: float) -> None:
+    """What cannot be sent any more, before the news of the end has come, is no error."""
+    conversation = FakeConversation(hum, ends_after=50, news_after=news_after)
     async with trio.open_nursery() as nursery:
         microphone, speaker = FakeMicrophone(nursery), FakeSpeaker(nursery)
         report = await talk(conversation, microphone, speaker)
     assert report.drained
     assert conversation.commits == 0
     assert (np.abs(speaker.sound()) > 0.08).sum() / 48000 == pytest.approx(4, abs=0.02)
-    assert trio.current_time() < 4.6
+    assert trio.current_time() < 4.6 + news_after
 
 
 async def test_what_does_not_end_is_given_up(autojump_clock: MockClock) -> None:
@@ -74,7 +76,7 @@ async def test_what_does_not_end_is_given_up(autojump_clock: MockClock) -> None:
     assert not report.drained
     assert conversation.commits == 1
     assert trio.current_time() == pytest.approx(5, abs=0.05)
-    assert speaker.stops >= 1
+    assert (microphone.stopped_at, speaker.stopped_at) == pytest.approx((2, 5), abs=0.05)
 
 
 async def test_a_server_that_does_not_read_holds_nothing_up_but_the_sending(autojump_clock: MockClock) -> None:
@@ -176,14 +178,20 @@ async def test_a_device_that_does_not_start_leaves_nothing_running(autojump_cloc
         assert min(microphone.stops, speaker.stops) >= 1
 
 
-async def test_a_lost_connection_comes_out_as_itself_and_the_report_stays(autojump_clock: MockClock) -> None:
-    conversation, report = FakeConversation(hum, fails_after=30), TalkReport()
+@pytest.mark.parametrize(("news_after", "message"), [(0, "lost"), (1, "lost"), (1000, "cannot be sent")])
+async def test_a_lost_connection_comes_out_as_itself_and_the_report_stays(
+    autojump_clock: MockClock, news_after: float, message: str
+) -> None:
+    """The events say it, behind what had arrived; the sending only if they do not."""
+    conversation, report = FakeConversation(hum, fails_after=30, news_after=news_after), TalkReport()
     async with trio.open_nursery() as nursery:
         microphone, speaker = FakeMicrophone(nursery), FakeSpeaker(nursery)
-        with pytest.raises(ConnectionError, match="lost"):
+        with pytest.raises(LostInTestError, match=f"^{message}$"):
             await talk(conversation, microphone, speaker, report=report)
+        assert min(microphone.stops, speaker.stops) >= 1
     assert report.answer_seconds == pytest.approx(2.4)
-    assert report.heard_seconds == pytest.approx(2.4, abs=0.1)
+    assert report.sent_seconds == pytest.approx(2.4, abs=0.1)
+    assert trio.current_time() == pytest.approx(2.4 + min(news_after, 2), abs=0.1)
     assert not report.drained
 
 

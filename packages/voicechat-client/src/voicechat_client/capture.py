@@ -66,7 +66,7 @@ class Capture:
             return np.zeros(0, np.int16)
         mono = samples[:, :MIXED].mean(axis=1, dtype=np.float32)
         # A driver's accident must not stay in the resampler.
-        mono = np.clip(np.nan_to_num(mono, nan=0, posinf=0, neginf=0), -1, 1)
+        mono = np.clip(np.nan_to_num(mono), -1, 1)
         self._note(mono)
         return float_to_pcm16(self._resampler.convert(mono), WIRE_SCALE)
 

@@ -157,7 +157,7 @@ class Playout:
         """The device's callback: every sample of ``out [S, C]`` is written, each channel alike."""
         count = self._ring.read_into(out)
         out[count:] = 0
-        if self._ring.consumed and not self._finished:
+        if self._ring.consumed:  # before the first frame nothing is missed; after the last, nobody asks
             self._starved += len(out) - count
         self.underflows += ran_out
         self.asked += 1

@@ -24,6 +24,7 @@ from voicechat_client.capture import Capture
 from voicechat_client.devices import DeviceError, Microphone, Speaker
 from voicechat_client.playout import MOST_SECONDS, RESERVE_SECONDS, Playout
 from voicechat_core import wire
+from voicechat_core.errors import VoiceChatError
 
 __all__ = ["DRAIN_SECONDS", "Conversation", "TalkReport", "talk"]
 
@@ -33,6 +34,7 @@ DRAIN_SECONDS: Final = 10.0
 LOOK_SECONDS: Final = 0.5
 GONE_LOOKS: Final = 6  # in a row without a callback: a device that is there calls many times a second
 ZERO_SECONDS: Final = 2.0
+BELIEVED_SECONDS: Final = 2.0  # an error of sending, if the events have not said by then that they end
 HANG_OVER_SECONDS: Final = 0.25  # a room is not silent as soon as the speaker is
 
 HEADPHONES: Final = (
@@ -175,6 +177,7 @@ class _Talk:
     on_hint: Callable[[str], None]
     capture: Capture
     playout: Playout
+    saying: trio.CancelScope = field(default_factory=trio.CancelScope)  # over once the session has ended
     last_sound: float = -math.inf  # by Trio's clock
     unsent: int = 0  # samples that found no room on their way to the server
 
@@ -186,9 +189,7 @@ class _Talk:
                 # The microphone first: a headset may change the speaker's ways when its microphone opens.
                 self.microphone.start(self.capture.take)
                 self.speaker.start(self.playout.fill)
-                heard_by, heard = trio.open_memory_channel[Samples16](KEPT_BLOCKS)
-                nursery.start_soon(self._hear, heard_by)
-                nursery.start_soon(self._send, heard)
+                nursery.start_soon(self._say)
                 nursery.start_soon(self._watch)
                 nursery.start_soon(self._end, nursery.cancel_scope, drain_seconds)
                 await self._listen()
@@ -197,6 +198,13 @@ class _Talk:
             self.microphone.stop()
             self.speaker.stop()
             self._account()
+
+    async def _say(self) -> None:
+        into, heard = trio.open_memory_channel[Samples16](KEPT_BLOCKS)
+        with self.saying:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._hear, into)
+                nursery.start_soon(self._send, heard)
 
     async def _hear(self, heard: "trio.MemorySendChannel[Samples16]") -> None:
         with heard:
@@ -230,17 +238,22 @@ class _Talk:
         return self.half_duplex and trio.current_time() < self.last_sound + after
 
     async def _send(self, heard: "trio.MemoryReceiveChannel[Samples16]") -> None:
-        with heard:
+        try:
             async for samples in heard:
                 await self.conversation.append(samples)
                 self.report.sent_seconds += len(samples) / wire.INPUT_RATE
-        await self.conversation.commit()
+            await self.conversation.commit()
+        except VoiceChatError:
+            # Why it ended, well or not, is said by the events, behind all that had arrived before.
+            await trio.sleep(BELIEVED_SECONDS)
+            raise
 
     async def _listen(self) -> None:
         async for event in self.conversation:
             self.on_event(event)
             if isinstance(event, wire.ResponseAudioDelta):
                 self.playout.put(wire.samples_of(event.delta))
+        self.saying.cancel()
         self.playout.finish()
         while not self.playout.idle:
             await trio.sleep(BLOCK_SECONDS)
