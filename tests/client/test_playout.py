@@ -128,10 +128,16 @@ def test_too_little_is_stretched_the_other_way() -> None:
     playout = Playout(RATE, reserve_seconds=0.2)
     playout.put(frame())
     taken(playout, 0.25)
-    for _ in range(200):
-        taken(playout, 0.08) if playout.waiting_seconds > 0.09 else None
+    before = []
+    for _ in range(250):
+        before.append(playout.waiting_seconds)
         playout.put(frame())
-    assert playout.drift_ppm < 0 or playout.waiting_seconds > 0.2
+        taken(playout, 0.08)
+    assert before[0] < 0.05
+    assert before[-1] == pytest.approx(0.2, abs=0.01)
+    assert max(before) < 0.21
+    assert playout.drift_ppm < -5_000
+    assert playout.gaps == 0
 
 
 def test_more_than_the_most_is_dropped_and_counted() -> None:

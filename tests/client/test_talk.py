@@ -67,6 +67,18 @@ async def test_the_session_may_end_by_itself(autojump_clock: MockClock, news_aft
     assert trio.current_time() < 4.6 + news_after
 
 
+async def test_after_the_sessions_end_all_that_waits_is_played(autojump_clock: MockClock) -> None:
+    """2.5 s of it, longer than an error of sending would be kept back."""
+    conversation = FakeConversation(
+        lambda number: np.full(OUT * (31 if number == 49 else 1), 3000, np.int16), ends_after=50
+    )
+    async with trio.open_nursery() as nursery:
+        report = await talk(conversation, FakeMicrophone(nursery), speaker := FakeSpeaker(nursery))
+    assert report.drained
+    assert (np.abs(speaker.sound()) > 0.08).sum() / 48000 == pytest.approx(80 * 0.08, abs=0.02)
+    assert report.sent_seconds == pytest.approx(4, abs=0.03)
+
+
 async def test_what_does_not_end_is_given_up(autojump_clock: MockClock) -> None:
     conversation = FakeConversation(hum, done_after=1000)
     async with trio.open_nursery() as nursery:

@@ -91,9 +91,8 @@ class Playout:
     @property
     def sounding(self) -> bool:
         """Whether what the speaker takes now can be heard."""
-        while self._sounds and self._sounds[0][1] <= self._ring.consumed:
-            self._sounds.popleft()
-        return bool(self._sounds) and self._sounds[0][0] <= self._ring.consumed
+        now = self._ring.consumed
+        return any(begin <= now < end for begin, end in self._sounds)
 
     @property
     def idle(self) -> bool:
@@ -145,11 +144,10 @@ class Playout:
     def _write(self, samples: Samples, sounds: bool) -> None:
         begin = self._ring.written
         self._ring.write(samples[:, np.newaxis])
-        if not sounds or begin == self._ring.written:
-            return
-        if self._sounds and self._sounds[-1][1] == begin:
-            begin, _ = self._sounds.pop()
-        self._sounds.append((begin, self._ring.written))
+        while self._sounds and self._sounds[0][1] <= self._ring.consumed:
+            self._sounds.popleft()
+        if sounds:
+            self._sounds.append((begin, self._ring.written))
 
     # ---- the device's side
 
