@@ -8,10 +8,10 @@ A device has the rate and the channels that it likes. It calls back from a threa
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Protocol
+from typing import Literal, Protocol
 
+from voicechat_client.errors import DeviceError
 from voicechat_client.ring import Samples
-from voicechat_core.errors import VoiceChatError
 from voicechat_core.terminal import printable
 
 __all__ = ["Device", "DeviceError", "Direction", "Fill", "Microphone", "Speaker", "Take", "choose", "listing"]
@@ -22,12 +22,6 @@ Direction = Literal["input", "output"]
 Take = Callable[[Samples, bool], None]
 # Samples [S, C] for the speaker, all to be written, and whether the device ran out of them before.
 Fill = Callable[[Samples, bool], None]
-
-
-class DeviceError(VoiceChatError):
-    """A microphone or a speaker cannot be used, or is there no more; or what drives them is not installed."""
-
-    exit_status: ClassVar[int] = 11
 
 
 class _Described(Protocol):

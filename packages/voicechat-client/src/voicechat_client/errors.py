@@ -18,7 +18,8 @@
         │   └── LoadingError        the model is still loading
         ├── SessionRefusedError 8   the server does not open the session that was asked for
         ├── LostError           9   the connection was lost in the middle
-        └── ServerFaultError    10  the server does not keep to the protocol: what it says cannot be trusted
+        ├── ServerFaultError    10  the server does not keep to the protocol: what it says cannot be trusted
+        └── DeviceError         11  a microphone or a speaker is not there, or has gone
 
 Each message says what happened, and what can be done where something can. What a peer wrote is shown in one printable
 line. No key is ever shown.
@@ -33,6 +34,7 @@ __all__ = [
     "ClientError",
     "ConnectError",
     "ConnectTimeoutError",
+    "DeviceError",
     "EndedError",
     "ForbiddenError",
     "LoadingError",
@@ -160,3 +162,9 @@ class ServerFaultError(ClientError):
     """The server said something that the protocol does not allow. What had arrived before is right."""
 
     exit_status = 10
+
+
+class DeviceError(ClientError):
+    """A microphone or a speaker cannot be used; the message says what there is."""
+
+    exit_status = 11
