@@ -3,14 +3,18 @@
     import trio
     from voicechat_client import Answer, SessionOptions, connect
 
-    async def main() -> None:
+    async def speak(conversation, samples):  # int16 [S] at 16 kHz
+        await conversation.append(samples)
+        await conversation.commit()
+
+    async def main(samples):
+        answer = Answer()
         async with connect("ws://127.0.0.1:8080") as conversation, trio.open_nursery() as nursery:
             await conversation.update(SessionOptions(system_prompt="Be concise."))
-            nursery.start_soon(conversation.append, samples)  # int16 at 16 kHz
-            answer = Answer()
-            async for event in conversation:  # until response.done; somebody has to commit()
+            nursery.start_soon(speak, conversation, samples)
+            async for event in conversation:
                 answer.add(event)
-            print(answer.text)
+        print(answer.text)
 
 Needs no MLX.
 """
@@ -23,6 +27,7 @@ from voicechat_client.errors import (
     ClientError,
     ConnectError,
     ConnectTimeoutError,
+    DeviceError,
     EndedError,
     ForbiddenError,
     LoadingError,
@@ -49,6 +54,7 @@ __all__ = [
     "ConnectError",
     "ConnectTimeoutError",
     "Conversation",
+    "DeviceError",
     "EndedError",
     "ForbiddenError",
     "Key",
