@@ -1,0 +1,169 @@
+"""What is kept of a conversation, written while it goes on: the answer's sound, both voices, every event, the words.
+
+    with Outputs(wav=Path("response.wav"), events=Path("log.jsonl")) as outputs:
+        ... outputs.heard(event), outputs.sent(samples) ...
+
+Each file is valid at any time, and finished however the block ends.
+"""
+
+import contextlib
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self, TextIO
+
+import msgspec
+import trio
+
+from voicechat_client.send import Pcm16
+from voicechat_client.stereo import StereoWriter
+from voicechat_core import wire
+from voicechat_core.audio_stream import WavWriter
+from voicechat_core.errors import AudioError, InputError
+from voicechat_core.files import expanded
+
+__all__ = ["Outputs", "told"]
+
+FRAME_SECONDS: Final = 0.08
+SAMPLE_BYTES: Final = 2
+
+
+def told(event: wire.ServerEvent) -> dict[str, Any]:
+    """An event as the log tells it: audio by its number of samples."""
+    fields: dict[str, Any] = msgspec.to_builtins(event, builtin_types=(bytes,))
+    return {name: len(value) // SAMPLE_BYTES if isinstance(value, bytes) else value for name, value in fields.items()}
+
+
+class Outputs:
+    """The files of one conversation; None for what is not wanted."""
+
+    def __init__(
+        self,
+        *,
+        wav: Path | None = None,
+        stereo: Path | None = None,
+        events: Path | None = None,
+        transcript: Path | None = None,
+        spoken: Path | None = None,
+        inputs: Iterable[Path] = (),
+    ) -> None:
+        """Where they go. Nothing is opened yet.
+
+        Args:
+            wav: the answer, 22,050 Hz mono.
+            stereo: the user left and the answer right, on one clock, 22,050 Hz.
+            events: every message of the server, a JSON line each, with its time and the number of its samples.
+            transcript: who said what and when, as JSON.
+            spoken: what was sent, 16,000 Hz mono.
+            inputs: which none of them may be.
+
+        Raises:
+            InputError: when two of them are one file.
+        """
+        self._paths = {"wav": wav, "stereo": stereo, "events": events, "transcript": transcript, "spoken": spoken}
+        _require_different([*inputs, *(path for path in self._paths.values() if path is not None)])
+        self._open = contextlib.ExitStack()
+        self._wav: WavWriter | None = None
+        self._stereo: StereoWriter | None = None
+        self._events: TextIO | None = None
+        self._spoken: WavWriter | None = None
+        self._words: list[dict[str, Any]] = []
+        self._began = 0.0
+
+    def __enter__(self) -> Self:
+        """Open all of them, before anything is said.
+
+        Raises:
+            AudioError: naming the one that cannot be written.
+        """
+        with self._open:
+            self._began = trio.current_time()
+            self._wav = self._writer("wav", wire.OUTPUT_RATE)
+            self._spoken = self._writer("spoken", wire.INPUT_RATE)
+            if (stereo := self._paths["stereo"]) is not None:
+                self._stereo = self._open.enter_context(StereoWriter(stereo))
+            self._events = self._text("events")
+            if (transcript := self._text("transcript")) is not None:
+                self._open.callback(self._write_words, transcript)
+            self._open = self._open.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._open.__exit__(kind, error, trace)
+
+    def sent(self, samples: Pcm16) -> None:
+        """Samples ``[S]`` that the server was sent.
+
+        Raises:
+            AudioError: when they cannot be written.
+        """
+        if self._spoken is not None:
+            self._spoken.write(samples)
+        if self._stereo is not None:
+            self._stereo.user(samples)
+
+    def heard(self, event: wire.ServerEvent) -> None:
+        """What the server says.
+
+        Raises:
+            AudioError: when it cannot be written.
+        """
+        if self._events is not None:
+            seconds = round(trio.current_time() - self._began, 4)
+            self._line(self._events, {"seconds": seconds, **told(event)})
+        if isinstance(event, wire.ResponseAudioDelta):
+            samples = wire.samples_of(event.delta)
+            if self._wav is not None:
+                self._wav.write(samples)
+            if self._stereo is not None:
+                self._stereo.assistant(samples)
+        elif who := SPEAKERS.get(type(event)):
+            at = round(event.frame_index * FRAME_SECONDS, 2)  # type: ignore[union-attr]
+            self._words.append({"seconds": at, "who": who, "text": event.delta})  # type: ignore[union-attr]
+
+    # ---- files
+
+    def _writer(self, name: str, rate: int) -> WavWriter | None:
+        path = self._paths[name]
+        return None if path is None else self._open.enter_context(WavWriter(path, rate))
+
+    def _text(self, name: str) -> TextIO | None:
+        path = self._paths[name]
+        if path is None:
+            return None
+        with _about(path):
+            return self._open.enter_context(expanded(path).open("w", encoding="utf-8", buffering=1))
+
+    def _line(self, file: TextIO, value: object) -> None:
+        with _about(Path(file.name)):
+            file.write(json.dumps(value) + "\n")
+
+    def _write_words(self, file: TextIO) -> None:
+        self._line(file, self._words)
+
+
+SPEAKERS: Final = {
+    wire.ConversationItemInputAudioTranscriptionDelta: "user",
+    wire.ResponseTextDelta: "assistant",
+    wire.ResponseFunctionDelta: "function",
+}
+
+
+def _require_different(paths: list[Path]) -> None:
+    seen: dict[Path, Path] = {}
+    for path in paths:
+        where = expanded(path).resolve()
+        if where in seen and not where.is_char_device():  # /dev/null may be everything
+            raise InputError(f"{path} and {seen[where]} are one file; each input and output needs its own")
+        seen[where] = path
+
+
+@contextlib.contextmanager
+def _about(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise AudioError(f"{path}: cannot be written: {error.strerror}") from None

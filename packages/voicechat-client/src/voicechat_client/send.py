@@ -1,0 +1,95 @@
+"""Sends a recording through a conversation, and gives what comes back to whoever wants it.
+
+    await send(conversation, blocks(reader, 1280, tail_samples=48000), pacer=Pacer("fast", 16000), heard=answer.add)
+
+Two tasks: one sends, one hears. Neither waits for the other, so that a server that is busy is no reason to stop
+listening, and the other way round. Knows no file, no terminal and no clock but Trio's.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import trio
+
+from voicechat_client.client import Conversation
+from voicechat_client.errors import ClientError
+from voicechat_client.pacing import Pacer
+from voicechat_core import wire
+
+__all__ = ["Pcm16", "Reader", "blocks", "send"]
+
+Pcm16 = npt.NDArray[np.int16]
+
+
+class Reader(Protocol):
+    """What gives a recording: ``voicechat_core.audio_stream.AudioReader`` does."""
+
+    def read_pcm16(self, count: int) -> Pcm16:
+        """The next samples ``[S]`` at 16 kHz, fewer than ``count`` at the end, then none."""
+
+
+def blocks(reader: Reader, samples: int, *, tail_samples: int = 0) -> Iterator[Pcm16]:
+    """A recording in blocks of so many samples, then silence: the model answers on the same clock as it listens.
+
+    Only the last block may be shorter. It reads no further ahead than it is asked for.
+    """
+    rest = np.zeros(0, np.int16)
+    while len(block := reader.read_pcm16(samples)) == samples:
+        yield block
+    rest, silence = block, tail_samples
+    while rest.size or silence:
+        fill = min(silence, samples - rest.size)
+        yield np.concatenate([rest, np.zeros(fill, np.int16)])
+        rest, silence = rest[:0], silence - fill
+
+
+async def send(
+    conversation: Conversation,
+    recording: Iterator[Pcm16],
+    *,
+    pacer: Pacer,
+    heard: Callable[[wire.ServerEvent], None],
+    sent: Callable[[Pcm16], None] = lambda samples: None,
+) -> None:
+    """Send all of a recording, commit, and hear until the server is done.
+
+    Args:
+        conversation: whose session is open.
+        recording: blocks ``[S]``, int16 at 16 kHz.
+        pacer: says when.
+        heard: given every event, in order.
+        sent: given every block once it is sent.
+
+    Raises:
+        ClientError: when the conversation is lost; what had arrived was given to ``heard`` before.
+        Exception: whatever the recording, ``heard`` or ``sent`` raise, as it is.
+    """
+
+    failure: Exception | None = None
+
+    async def speak() -> None:
+        nonlocal failure
+        try:
+            for block in recording:
+                await pacer.wait(len(block))
+                await conversation.append(block)
+                sent(block)
+            await conversation.commit()
+        except ClientError:
+            pass  # the conversation is over, and says so itself when all that had arrived is heard
+        except Exception as error:
+            failure = error
+            nursery.cancel_scope.cancel()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(speak)
+        try:
+            async for event in conversation:
+                heard(event)
+        except Exception as error:
+            failure = failure or error
+        nursery.cancel_scope.cancel()
+    if failure is not None:
+        raise failure
