@@ -88,7 +88,7 @@ async def _run(worker: Worker, app: App, place: Place) -> bool:
     """Whether the model's thread has ended in time."""
     listeners = await _listen(place)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(_obey_signals, app)
+        await nursery.start(_obey_signals, app)
         async with worker:
             nursery.start_soon(_watch, worker, app, [_url(listener, place) for listener in listeners])
             await app.run(_dressed(listeners, place))
@@ -126,9 +126,10 @@ async def _watch(worker: Worker, app: App, urls: list[str]) -> None:
     app.stop()
 
 
-async def _obey_signals(app: App) -> None:
+async def _obey_signals(app: App, task_status: trio.TaskStatus[None]) -> None:
     """The first one ends the sessions in good order, the second one everything at once."""
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        task_status.started()
         async for number in signals:
             log.info("%s: shutting down", signal.Signals(number).name)
             app.stop()
