@@ -10,12 +10,8 @@ Choices:
 """
 
 import contextlib
-import io
 import os
-import re
 import shutil
-import stat
-import struct
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, Final, Literal
@@ -23,6 +19,17 @@ from typing import BinaryIO, Final, Literal
 import numpy as np
 import numpy.typing as npt
 
+from voicechat_core.audio_files import (
+    LARGEST_WAV_BYTES,
+    LOWEST_RATE,
+    Decoder,
+    Samples,
+    StrPath,
+    about,
+    prepared,
+    target_of,
+    wav_header,
+)
 from voicechat_core.errors import AudioError
 
 __all__ = [
@@ -36,9 +43,6 @@ __all__ = [
     "write_wav",
 ]
 
-Samples = npt.NDArray[np.float32]
-StrPath = str | os.PathLike[str]
-
 # What 1.0 becomes in 16 bits. A client sends by the first (the inverse of reading, so PCM16 survives a round trip);
 # a server and the WAV writer use the second, as the native protocol's audio deltas do.
 WIRE_SCALE: Final = 32768
@@ -46,13 +50,7 @@ SERVER_SCALE: Final = 32767
 
 LOUDEST = 16.0  # 24 dB above full scale; 16-bit integers stored as floats are far beyond
 
-# Piping writers leave sizes of 0, 0xFFFFFFFF (ffmpeg), 0x7FFFF000 (sox) or 0x7FFFFF00 (arecord).
-STREAMED_FROM = 0x7FFFF000
-LARGEST_WAV_BYTES = 0xFFFFFFFF - 36
-
-LOWEST_RATE = 1000  # hertz; below it a file is mislabelled, and converting it up would take memory without end
-BLOCK_SAMPLES = 1 << 20  # read at once, of each channel
-UNKNOWN_LENGTH = 1 << 62  # libsndfile says 2^63 - 1 of a piped FLAC, and cannot find its end
+BLOCK_SAMPLES = 1 << 16  # decoded at once, of each channel; the last bit of an MP3's samples depends on it
 
 
 # ---- arrays
@@ -144,101 +142,21 @@ def read_audio(path: StrPath, sample_rate: int) -> Samples:
     """
     if sample_rate < LOWEST_RATE:
         raise AudioError(f"a sample rate of {sample_rate} Hz cannot be; the lowest is {LOWEST_RATE}")
-    with _about(path), Path(path).open("rb") as file:
+    with about(path), Path(path).open("rb") as file:
         file.raw.name = None  # type: ignore[attr-defined] # soundfile would believe a suffix, such as .raw
-        samples, rate = _decode(_prepared(file))
+        samples, rate = _decoded(file)
         samples = _require_sane(samples)
         return samples if rate == sample_rate else _resampled(samples, rate, sample_rate)
 
 
-@contextlib.contextmanager
-def _about(path: StrPath) -> Iterator[None]:
-    """Put the file's name before any error about it."""
-    try:
-        yield
-    except OSError as error:
-        raise AudioError(f"{os.fspath(path)}: {error.strerror or error}") from error
-    except AudioError as error:
-        raise AudioError(f"{os.fspath(path)}: {error}") from error
-
-
-def _prepared(file: BinaryIO) -> BinaryIO:
-    """The file as libsndfile can read it, once it is known to be all there."""
-    source = file if file.seekable() else io.BytesIO(file.read())
-    total = source.seek(0, os.SEEK_END)
-    if total == 0:
-        raise AudioError("the file is empty (0 bytes)")
-    streamed_at = _check_wav_sizes(source, total)
-    source.seek(0)
-    if streamed_at is None:
-        return source
-    whole = bytearray(source.read())
-    struct.pack_into("<I", whole, 4, min(total - 8, 0xFFFFFFFF))
-    struct.pack_into("<I", whole, streamed_at, min(total - streamed_at - 4, 0xFFFFFFFF))
-    return io.BytesIO(whole)
-
-
-def _check_wav_sizes(file: BinaryIO, total: int) -> int | None:
-    """Refuse a truncated WAV. Returns where a data size must be filled in first, or None if it may be read as it is."""
-    file.seek(0)
-    form, riff_bytes, kind = struct.unpack("<4sI4s", file.read(12).ljust(12, b"\0"))
-    if form != b"RIFF" or kind != b"WAVE":
-        return None
-    while len(header := file.read(8)) == 8:
-        name, declared = struct.unpack("<4sI", header)
-        here = file.tell()
-        if name == b"data":
-            # Under a RIFF size that fits the file, a data size of 0 is the truth: no samples.
-            if (declared == 0 or declared >= STREAMED_FROM) and riff_bytes + 8 != total:
-                return here - 4
-            _require_bytes(declared, total - here)
-            return None
-        file.seek(here + declared + declared % 2)
-    return None
-
-
-def _require_bytes(declared: int, found: int) -> None:
-    if declared > found:
-        raise AudioError(f"truncated: its header says {declared} bytes of audio, {found} are there")
-
-
-def _decode(file: BinaryIO) -> tuple[Samples, int]:
+def _decoded(file: BinaryIO) -> tuple[Samples, int]:
     """All samples, channels averaged, and their rate."""
-    import soundfile  # here, so that importing this module stays light
-
-    try:
-        with soundfile.SoundFile(file) as audio:
-            rate, declared = audio.samplerate, audio.frames
-            if declared >= UNKNOWN_LENGTH:
-                raise AudioError(
-                    f"its {audio.format} header does not say how long it is; write it to a file, not a pipe"
-                )
-            if rate < LOWEST_RATE:
-                raise AudioError(f"its sample rate is {rate} Hz; the lowest is {LOWEST_RATE}")
-            _check_other_sizes(audio.format, audio.extra_info)
-            # By blocks, so that other channels are never all there at once.
-            blocks: list[Samples] = []
-            while len(block := audio.read(BLOCK_SAMPLES, dtype="float32", always_2d=True)):
-                with np.errstate(invalid="ignore"):  # opposite infinities: refused with the rest, by name
-                    blocks.append(block[:, 0] if block.shape[1] == 1 else block.mean(axis=1))
-    except soundfile.SoundFileError as error:
-        reason = getattr(error, "error_string", "") or "damaged or cut short"
-        raise AudioError(f"cannot be read as audio: {reason.rstrip('.')}") from error
-    found = sum(len(block) for block in blocks)
-    if found < declared:
-        raise AudioError(f"truncated: its header says {declared} samples, {found} are there")
-    if found == 0:
-        raise AudioError("holds no samples")
-    return np.concatenate(blocks), rate
-
-
-def _check_other_sizes(container: str, log: str) -> None:
-    """What libsndfile noticed, but read over, in a truncated RF64, AIFF or AU file."""
-    if container in ("WAV", "WAVEX"):
-        return
-    for declared, found in re.findall(r": (\d+) \(should be (\d+)\)", log):
-        if int(declared) < STREAMED_FROM:
-            _require_bytes(int(declared), int(found))
+    with Decoder(prepared(file)) as decoder:
+        # By blocks, so that other channels are never all there at once.
+        blocks: list[Samples] = []
+        while len(block := decoder.read(BLOCK_SAMPLES)):
+            blocks.append(block)
+        return np.concatenate(blocks), decoder.rate
 
 
 def _resampled(samples: Samples, rate: int, wanted: int) -> Samples:
@@ -260,18 +178,18 @@ def write_wav(path: StrPath, samples: npt.ArrayLike, sample_rate: int) -> None:
     Raises:
         AudioError: for samples that are not one channel of finite floats, or a file that cannot be written.
     """
-    with _about(path):
+    with about(path):
         pcm = float_to_pcm16(samples)
         if pcm.ndim != 1:
             raise AudioError(f"samples have shape {pcm.shape}; one channel [S] is needed")
         if pcm.nbytes > LARGEST_WAV_BYTES:
             raise AudioError(f"{pcm.nbytes} bytes of audio do not fit into a WAV file ({LARGEST_WAV_BYTES} at most)")
-        target = _target(path)
+        target = target_of(path)
         if target.exists() and not target.is_file():  # a pipe or a device: nothing to replace
-            target.write_bytes(_wav_header(pcm.nbytes, sample_rate) + pcm.tobytes())
+            target.write_bytes(wav_header(pcm.nbytes, sample_rate) + pcm.tobytes())
             return
         with _beside(target) as (temporary, file):
-            file.write(_wav_header(pcm.nbytes, sample_rate))
+            file.write(wav_header(pcm.nbytes, sample_rate))
             file.write(pcm.tobytes())
             file.close()
             if target.exists():
@@ -285,27 +203,11 @@ def check_writable(path: StrPath) -> None:
     Raises:
         AudioError: naming the file and the reason.
     """
-    with _about(path):
-        target = _target(path)
+    with about(path):
+        target = target_of(path)
         if not target.exists() or target.is_file():
             with _beside(target):
                 pass
-
-
-def _target(path: StrPath) -> Path:
-    """The file that is really meant, behind any links; refused if it is a directory or write-protected."""
-    target = Path(os.path.realpath(path))
-    try:
-        mode = target.stat().st_mode
-    except FileNotFoundError:
-        if not target.parent.is_dir():
-            raise AudioError(f"there is no directory {target.parent}") from None
-        return target
-    if stat.S_ISDIR(mode):
-        raise AudioError("is a directory")
-    if not os.access(target, os.W_OK):
-        raise AudioError("is write-protected")
-    return target
 
 
 @contextlib.contextmanager
@@ -317,8 +219,3 @@ def _beside(target: Path) -> Iterator[tuple[Path, BinaryIO]]:
             yield temporary, file
     finally:
         temporary.unlink(missing_ok=True)
-
-
-def _wav_header(data_bytes: int, sample_rate: int) -> bytes:
-    sizes = (16, 1, 1, sample_rate, 2 * sample_rate, 2, 16)  # PCM, one channel, two bytes a sample
-    return struct.pack("<4sI4s4sIHHIIHH4sI", b"RIFF", 36 + data_bytes, b"WAVE", b"fmt ", *sizes, b"data", data_bytes)
