@@ -54,7 +54,7 @@ def test_a_key_is_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> 
         asked.append((a, b))
         return False
 
-    monkeypatch.setattr("voicechat_server.auth.hmac.compare_digest", compare)
+    monkeypatch.setattr("voicechat_core.keys.hmac.compare_digest", compare)
     assert Gate(Key("abc")).refusal(lines(authorization="Bearer abc")) == NO_KEY
     assert asked == [(b"abc", b"abc")]
 

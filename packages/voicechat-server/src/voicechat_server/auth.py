@@ -8,22 +8,20 @@ Knows no socket and no HTTP but header lines, as (lower-case name, value) in byt
 ``repr`` and no log.
 """
 
-import hmac
 import ipaddress
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
 from voicechat_core.errors import InputError
+from voicechat_core.keys import KEY_VARIABLE, Key, read_key
 
 __all__ = ["KEY_VARIABLE", "Gate", "Key", "Refusal", "offered_subprotocols", "read_key", "require_safe_listening"]
 
 Headers = Iterable[tuple[bytes, bytes]]
 
-KEY_VARIABLE: Final = "VOICECHAT_API_KEY"
 SUBPROTOCOL: Final = "realtime"  # the one that we answer with
 KEY_SUBPROTOCOL: Final = b"openai-insecure-api-key."  # a browser cannot send other headers
 PORTS: Final = {"http": 80, "https": 443}
@@ -46,49 +44,7 @@ class Origin:
     port: int
 
 
-# ---- the key
-
-
-class Key:
-    """An API key. It can be compared, and not be looked at.
-
-    Raises:
-        InputError: when it could not be sent in a header: empty, or with spaces or anything but ASCII in it.
-    """
-
-    def __init__(self, text: str) -> None:
-        if not re.fullmatch(r"[!-~]+", text):
-            found = f"{len(text)} characters, some of them others" if text else "nothing"
-            raise InputError(f"an API key is visible ASCII characters without spaces; this one is {found}")
-        self._bytes = text.encode("ascii")
-
-    def matches(self, candidate: bytes) -> bool:
-        """Whether it is this key; in a time that tells nothing of where they differ."""
-        return hmac.compare_digest(self._bytes, candidate)
-
-    def __repr__(self) -> str:
-        return "Key(hidden)"
-
-
-def read_key(file: Path | None, environment: Mapping[str, str]) -> Key | None:
-    """The key in a file, which goes first, else in ``VOICECHAT_API_KEY``; None where neither is given.
-
-    White space around it is dropped: most files end with a new line.
-
-    Raises:
-        InputError: when the file cannot be read, or what is given is no key. An empty variable counts as not given,
-            an empty file does not: it would open what was meant to be locked.
-    """
-    if file is None:
-        text = environment.get(KEY_VARIABLE, "").strip()
-        return Key(text) if text else None
-    try:
-        return Key(file.expanduser().read_text(encoding="ascii").strip())
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is not ASCII text"
-        raise InputError(f"the API key file {file} cannot be read: {why}") from None
-    except InputError as error:
-        raise InputError(f"the API key file {file}: {error}") from None
+# ---- where to listen
 
 
 def require_safe_listening(host: str, key: Key | None, *, insecure: bool) -> None:

@@ -1,0 +1,193 @@
+"""Servers to talk to, on real sockets: one that does what a test says, byte by byte, and the real app."""
+
+import base64
+import gc
+import hashlib
+import json
+import re
+import socket
+import ssl
+import struct
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from typing import Any
+
+import trio
+
+from tests.server.fake_worker import FakeWorker
+from tests.server.frames import CLOSE, TEXT, frame
+from voicechat_server.app import App, Settings
+from voicechat_server.auth import Gate
+
+LONGEST = 20.0  # seconds of a test that hangs
+GUID = "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
+CREATED = {
+    "type": "session.created",
+    "event_id": "e",
+    "session": {
+        "id": "sess_1",
+        "state": "configuring",
+        "input_audio_format": {"type": "pcm16", "sample_rate": 16000},
+        "output_audio_format": {"type": "pcm16", "sample_rate": 22050},
+    },
+}
+UPDATED = {"type": "session.updated", "event_id": "e", "session": {"id": "sess_1", "model": "fake"}}
+DONE = {"type": "response.done", "event_id": "e", "frame_index": 0}
+PONG = {"type": "session.pong", "event_id": "e"}
+
+
+def run(main: Callable[[], Awaitable[None]]) -> None:
+    """On Trio's real clock; whatever was left open is a warning here, and warnings are errors."""
+
+    async def bounded() -> None:
+        before = trio.lowlevel.current_statistics().tasks_living
+        with trio.fail_after(LONGEST):
+            await main()
+        assert trio.lowlevel.current_statistics().tasks_living == before
+
+    trio.run(bounded)
+    gc.collect()
+
+
+def error_event(code: str, message: str) -> dict[str, Any]:
+    return {"type": "error", "event_id": "e", "error": {"code": code, "message": message}}
+
+
+def text_event(index: int, delta: str = "x", text: str = "x") -> dict[str, Any]:
+    fields = {"frame_index": index, "token_id": 1, "delta": delta, "text": text}
+    return {"type": "response.text.delta", "event_id": "e", **fields}
+
+
+class Raw:
+    """A server's end of one connection."""
+
+    def __init__(self, stream: trio.abc.Stream) -> None:
+        self.stream = stream
+        self.request = b""
+        self._buffer = b""
+
+    async def _more(self) -> bool:
+        try:
+            data = await self.stream.receive_some(65536)
+        except trio.BrokenResourceError:
+            return False
+        self._buffer += data
+        return bool(data)
+
+    async def head(self) -> bytes:
+        while b"\r\n\r\n" not in self._buffer:
+            if not await self._more():
+                raise EOFError
+        self.request, _, self._buffer = self._buffer.partition(b"\r\n\r\n")
+        return self.request
+
+    async def write(self, data: bytes) -> None:
+        with suppress(trio.BrokenResourceError):
+            await self.stream.send_all(data)
+
+    async def accept(self, behind: bytes = b"") -> None:
+        """Answer the handshake, and with the same bytes whatever is to come ``behind`` it."""
+        key = re.search(rb"(?i)sec-websocket-key: (\S+)", await self.head())
+        assert key is not None
+        token = base64.b64encode(hashlib.sha1(key[1] + GUID.encode()).digest()).decode()
+        lines = ["HTTP/1.1 101 Switching Protocols", "Upgrade: websocket", "Connection: Upgrade"]
+        await self.write("\r\n".join([*lines, f"Sec-WebSocket-Accept: {token}", "", ""]).encode() + behind)
+
+    async def say(self, *messages: dict[str, Any] | str) -> None:
+        texts = [each if isinstance(each, str) else json.dumps(each) for each in messages]
+        await self.write(b"".join(frame(TEXT, text, masked=False) for text in texts))
+
+    async def begin(self, *messages: dict[str, Any]) -> None:
+        """Up to a session that is open."""
+        await self.accept()
+        await self.say(CREATED)
+        assert (await self.hear())["type"] == "session.update"
+        await self.say(UPDATED, *messages)
+
+    async def close(self, code: int = 1000, reason: str = "") -> None:
+        """The close frame, then wait for the client to hang up."""
+        await self.write(frame(CLOSE, struct.pack("!H", code) + reason.encode(), masked=False))
+        while await self._more():
+            pass
+
+    async def next(self) -> tuple[int, bytes] | None:
+        """The client's next frame; None when it has hung up. Every frame must be whole and masked."""
+        while (found := self._parse()) is None:
+            if not await self._more():
+                assert self._buffer == b"", f"half a frame: {self._buffer[:20]!r}"
+                return None
+        return found
+
+    async def hear(self) -> dict[str, Any]:
+        found = await self.next()
+        assert found is not None
+        assert found[0] == TEXT, found
+        return json.loads(found[1])
+
+    def _parse(self) -> tuple[int, bytes] | None:
+        data = self._buffer
+        if len(data) < 2:
+            return None
+        assert data[1] & 0x80, "not masked"
+        start, size = 2, data[1] & 0x7F
+        if size == 126:
+            start, size = 4, int.from_bytes(data[2:4], "big")
+        elif size == 127:
+            start, size = 10, int.from_bytes(data[2:10], "big")
+        if len(data) < start + 4 + size:
+            return None
+        mask, body = data[start : start + 4], data[start + 4 : start + 4 + size]
+        self._buffer = data[start + 4 + size :]
+        whole = (mask * (size // 4 + 1))[:size]
+        return data[0] & 0x0F, (int.from_bytes(body, "big") ^ int.from_bytes(whole, "big")).to_bytes(size, "big")
+
+    def reset(self) -> None:
+        """Close, and throw away what is on its way in both directions."""
+        inner = self.stream.transport_stream if isinstance(self.stream, trio.SSLStream) else self.stream
+        assert isinstance(inner, trio.SocketStream)
+        inner.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        inner.socket.close()
+
+
+Script = Callable[[Raw], Awaitable[None]]
+
+
+@asynccontextmanager
+async def scripted(*scripts: Script, tls: ssl.SSLContext | None = None) -> AsyncIterator[str]:
+    """A server whose connections do one script after the other, the last one again and again. Yields host:port."""
+    waiting = list(scripts)
+
+    async def handle(stream: trio.SocketStream) -> None:
+        script = waiting.pop(0) if len(waiting) > 1 else waiting[0]
+        line: trio.abc.Stream = stream
+        if tls is not None:
+            line = trio.SSLStream(stream, tls, server_side=True, https_compatible=True)
+        try:
+            with suppress(EOFError, trio.BrokenResourceError, trio.ClosedResourceError):
+                await script(Raw(line))
+        finally:
+            with trio.CancelScope(shield=True):
+                await trio.aclose_forcefully(line)
+
+    async with trio.open_nursery() as nursery:
+        listeners = await nursery.start(partial(trio.serve_tcp, handle, 0, host="127.0.0.1"))
+        yield f"127.0.0.1:{listeners[0].socket.getsockname()[1]}"
+        nursery.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def real_app(
+    gate: Gate | None = None, settings: Settings | None = None, **options: Any
+) -> AsyncIterator[tuple[str, App]]:
+    """The real server with a worker that needs no model, on a real socket."""
+    async with FakeWorker(**options) as worker, trio.open_nursery() as nursery:
+        if not options.get("load_seconds"):
+            await worker.loaded()
+        app = App(worker, settings or Settings(model="fake"), gate or Gate(None))
+        listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
+        nursery.start_soon(app.run, listeners)
+        try:
+            yield f"127.0.0.1:{listeners[0].socket.getsockname()[1]}", app
+        finally:
+            nursery.cancel_scope.cancel()
