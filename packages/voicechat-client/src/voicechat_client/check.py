@@ -1,8 +1,8 @@
 """Proves an installation: what a server answered must be what ``voicechat generate`` answers to the same samples.
 
 The model runs in a process of its own, the core's command: this package needs no MLX. Ids, codes and texts must be
-equal on all frames. A live answer is heard eight samples later than a recording's, since the codec looks that far ahead;
-from then on each sample may be one 16-bit step off.
+equal on all frames. A live answer is heard eight samples later than a recording's, since the codec looks that far
+ahead; from then on each sample may be one 16-bit step off.
 """
 
 import json

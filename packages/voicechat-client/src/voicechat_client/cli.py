@@ -42,10 +42,10 @@ Examples:
 
   voicechat-client talk                                      (needs voicechat-client[mic])
 
-Exit status: 0 all is well; 1 an answer that differs (--check), or a file that cannot be read or written; 2 options that
-cannot be meant; 3 no connection; 4 TLS; 5 a key, or not from here; 6 no voicechat server; 7 busy, or still loading; 8 the
-session was refused; 9 the connection was lost; 10 the server broke the protocol; 128 and the number of a signal (130 for
-Ctrl-C). What had arrived by then is in the files.
+Exit status: 0 all is well; 1 an answer that differs (--check), or a file that cannot be read or written; 2 options
+that cannot be meant; 3 no connection; 4 TLS; 5 a key, or not from here; 6 no voicechat server; 7 busy, or still
+loading; 8 the session was refused; 9 the connection was lost; 10 the server broke the protocol; 128 and the number of
+a signal (130 for Ctrl-C). What had arrived by then is in the files.
 """
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, no_args_is_help=True, epilog=EPILOG)
@@ -54,7 +54,9 @@ Url = Annotated[str, typer.Option("--url", help="ws://HOST:PORT or wss://...; /v
 KeyFile = Annotated[Path | None, typer.Option(help=f"Holds the server's key; or the variable {KEY_VARIABLE}.")]
 CaFile = Annotated[Path | None, typer.Option(help="Certificates to trust, for wss://. Default: the system's.")]
 RetryBusy = Annotated[float, typer.Option(help="Seconds to try again while the server is busy or loads.", min=0)]
-Prompt = Annotated[str | None, typer.Option("-p", "--prompt", help="System prompt; '' for none. Default: the server's.")]
+Prompt = Annotated[
+    str | None, typer.Option("-p", "--prompt", help="System prompt; '' for none. Default: the server's.")
+]
 Seed = Annotated[int, typer.Option(help="Of the voice's random draws.", min=0)]
 SkipBeyond = Annotated[
     float | None, typer.Option(help="Let a slow server drop audio beyond this many seconds. Default: it keeps all.")
@@ -179,7 +181,7 @@ def send_command(
     check: Annotated[
         str | None, typer.Option(help="A checkpoint: compare with what voicechat generate answers with it.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, and nothing else, on stdout.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout, nothing else.")] = False,
     api_key_file: KeyFile = None,
     ca_file: CaFile = None,
     retry_busy: RetryBusy = 0.0,

@@ -30,7 +30,8 @@ async def until_interrupted(work: Callable[[], Awaitable[None]]) -> None:
         nonlocal number
         with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
             task_status.started()
-            async for number in signals:
+            async for signal_number in signals:
+                number = signal_number
                 break
         nursery.cancel_scope.cancel()  # from here on signals do what they always do
 
