@@ -1,4 +1,4 @@
-"""Servers to talk to, on real sockets: one that does what a test says, byte by byte, and the real app."""
+"""A server on a real socket that does what a test says, byte by byte; and what a test hears of a conversation."""
 
 import base64
 import gc
@@ -13,12 +13,11 @@ from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any
 
+import numpy as np
 import trio
 
-from tests.server.fake_worker import FakeWorker
 from tests.server.frames import CLOSE, TEXT, frame
-from voicechat_server.app import App, Settings
-from voicechat_server.auth import Gate
+from voicechat_client import ClientError, Conversation, LostError
 
 LONGEST = 20.0  # seconds of a test that hangs
 GUID = "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
@@ -176,18 +175,30 @@ async def scripted(*scripts: Script, tls: ssl.SSLContext | None = None) -> Async
         nursery.cancel_scope.cancel()
 
 
-@asynccontextmanager
-async def real_app(
-    gate: Gate | None = None, settings: Settings | None = None, **options: Any
-) -> AsyncIterator[tuple[str, App]]:
-    """The real server with a worker that needs no model, on a real socket."""
-    async with FakeWorker(**options) as worker, trio.open_nursery() as nursery:
-        if not options.get("load_seconds"):
-            await worker.loaded()
-        app = App(worker, settings or Settings(model="fake"), gate or Gate(None))
-        listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
-        nursery.start_soon(app.run, listeners)
-        try:
-            yield f"127.0.0.1:{listeners[0].socket.getsockname()[1]}", app
-        finally:
-            nursery.cancel_scope.cancel()
+# ---- a conversation
+
+
+def silence(samples: int) -> np.ndarray:
+    return np.zeros(samples, np.int16)
+
+
+async def names(conversation: Conversation) -> list[str]:
+    return [type(event).__name__ async for event in conversation]
+
+
+async def to_the_loss(conversation: Conversation, kind: type[ClientError] = LostError) -> tuple[list[str], Any]:
+    """The names of what came, and the error that ended it."""
+    heard: list[str] = []
+    try:
+        async for event in conversation:
+            heard.append(type(event).__name__)
+    except ClientError as error:
+        if type(error) is kind:
+            return heard, error
+        raise
+    raise AssertionError(f"it ended as it should, after {heard}")
+
+
+async def nap() -> None:
+    """Long enough for whatever is on its way between two sockets of this machine."""
+    await trio.sleep(0.05)
