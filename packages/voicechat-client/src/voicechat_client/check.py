@@ -7,7 +7,6 @@ ahead; from then on each sample may be one 16-bit step off.
 
 import json
 import shutil
-import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
@@ -15,8 +14,9 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+import trio
 
-from voicechat_client.send import Pcm16
+from voicechat_client.recording import Pcm16
 from voicechat_core.audio_stream import AudioReader
 from voicechat_core.errors import VoiceChatError
 
@@ -56,10 +56,12 @@ def command() -> list[str]:
     return [found]
 
 
-def generate(
+async def generate(
     checkpoint: str, spoken: Path, *, system_prompt: str | None, seed: int, program: list[str] | None = None
 ) -> tuple[dict[str, Any], Pcm16]:
     """What ``voicechat generate --json`` prints for a recording, and the answer's samples ``[S]`` at 22,050 Hz.
+
+    A call that is cancelled ends its process.
 
     Raises:
         CheckError: when it fails, with its own words.
@@ -68,9 +70,11 @@ def generate(
         wav = Path(directory) / "offline.wav"
         words = ["generate", "-m", checkpoint, "--audio", str(spoken), "--output-audio", str(wav)]
         words += ["--seed", str(seed), "--json", *([] if system_prompt is None else ["-p", system_prompt])]
-        result = subprocess.run([*(program or command()), *words], capture_output=True, text=True, check=False)
+        result = await trio.run_process(
+            [*(program or command()), *words], capture_stdout=True, capture_stderr=True, check=False
+        )
         if result.returncode:
-            said = result.stderr.strip().splitlines()
+            said = result.stderr.decode(errors="replace").strip().splitlines()
             raise CheckError(f"voicechat generate failed with {result.returncode}: {said[-1] if said else 'no word'}")
         with AudioReader(wav, 22050) as reader:
             return json.loads(result.stdout), reader.read_pcm16(2**62)
@@ -79,6 +83,9 @@ def generate(
 def compare(live: dict[str, Any], live_pcm: Pcm16, offline: dict[str, Any], offline_pcm: Pcm16) -> list[Difference]:
     """Every difference, the ids' first ones first; none if the answers are the same."""
     found: list[Difference] = []
+    if live["frames_skipped"]:
+        found.append(Difference("frames that the server skipped", live["frames_skipped"], 0))
+    offline = {**offline, "transcript": offline["transcript"] or ""}  # null where the checkpoint has no such branch
     for name in ("frames", "text_tokens", "function_tokens", "audio_codes", "transcript", "text", "function_text"):
         if live[name] != offline[name]:
             found.append(_first(name, live[name], offline[name]))

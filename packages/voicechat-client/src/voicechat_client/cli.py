@@ -4,7 +4,7 @@ import json
 import os
 import sys
 import tempfile
-from contextlib import ExitStack
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -20,35 +20,51 @@ from voicechat_client.errors import ClientError
 from voicechat_client.interrupts import InterruptedBySignal, until_interrupted
 from voicechat_client.outputs import Outputs
 from voicechat_client.pacing import Pacer
+from voicechat_client.recording import Pcm16, Recording, opened
 from voicechat_client.report import report
 from voicechat_client.send import blocks, send
-from voicechat_client.view import watching
+from voicechat_client.view import View, watching
 from voicechat_core import wire
-from voicechat_core.audio_stream import AudioReader
 from voicechat_core.errors import InputError, VoiceChatError
+from voicechat_core.files import expanded
 from voicechat_core.keys import KEY_VARIABLE, Key, read_key
 from voicechat_core.terminal import discard
 
 __all__ = ["main"]
 
-EPILOG = """
+# Each line is a paragraph: single line breaks are not the same in every version of typer.
+EXAMPLES = """
 Examples:
 
-  voicechat-client send question.wav --out answer.wav
+voicechat-client send question.wav --out answer.wav
 
-  voicechat-client send question.wav --pace fast --json > answer.json
+voicechat-client send question.wav --pace fast --json > answer.json
 
-  voicechat-client send question.wav --check CHECKPOINT      (is the server right?)
+arecord -f S16_LE -r 16000 -c 1 | voicechat-client send - --events log.jsonl
 
-  voicechat-client talk                                      (needs voicechat-client[mic])
+voicechat-client send question.wav --check CHECKPOINT
+"""
+STATUS = """
+Exit status: 0 all is well
 
-Exit status: 0 all is well; 1 an answer that differs (--check), or a file that cannot be read or written; 2 options
-that cannot be meant; 3 no connection; 4 TLS; 5 a key, or not from here; 6 no voicechat server; 7 busy, or still
-loading; 8 the session was refused; 9 the connection was lost; 10 the server broke the protocol; 128 and the number of
-a signal (130 for Ctrl-C). What had arrived by then is in the files.
+1 an answer that differs (--check), or a file that cannot be read or written
+
+2 options that cannot be meant
+
+3 no connection; 4 no TLS, or no trust; 5 a key is needed, or not from here
+
+6 no voicechat server; 7 busy, or still loading; 8 the session was refused
+
+9 the connection was lost; 10 the server broke the protocol
+
+128 and the number of a signal: 130 for Ctrl-C, 143 for SIGTERM
+
+What had arrived by then is in the files.
 """
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, no_args_is_help=True, epilog=EPILOG)
+app = typer.Typer(
+    add_completion=False, pretty_exceptions_enable=False, no_args_is_help=True, epilog=f"{EXAMPLES}\n{STATUS}"
+)
 
 Url = Annotated[str, typer.Option("--url", help="ws://HOST:PORT or wss://...; /v1/realtime is added.")]
 KeyFile = Annotated[Path | None, typer.Option(help=f"Holds the server's key; or the variable {KEY_VARIABLE}.")]
@@ -113,6 +129,34 @@ class Server:
 
 
 @dataclass
+class Check:
+    """Whether the answer is what a checkpoint gives. ``differences`` is None until that is known."""
+
+    checkpoint: str
+    spoken: Path
+    differences: list[Difference] | None = None
+    _heard: list[bytes] = field(default_factory=list)
+
+    def heard(self, event: wire.ServerEvent) -> None:
+        """Keep the sound: what ``--out`` is need not be readable."""
+        if isinstance(event, wire.ResponseAudioDelta):
+            self._heard.append(event.delta)
+
+    async def run(self, answer: Answer, options: wire.SessionOptions) -> None:
+        """Runs the model once more, so it takes as long as the conversation did."""
+        offline, sound = await generate(
+            self.checkpoint, self.spoken, system_prompt=options.system_prompt, seed=options.seed
+        )
+        self.differences = compare(answer.as_dict(), wire.samples_of(b"".join(self._heard)), offline, sound)
+
+    def verdict(self) -> list[str]:
+        """In lines; none where there is no verdict."""
+        if self.differences == []:
+            return [f"check: ids, codes, texts and sound are those of {self.checkpoint}"]
+        return [f"check: {difference}" for difference in self.differences or []]
+
+
+@dataclass
 class Sending:
     """One recording to be sent, and what became of it."""
 
@@ -124,53 +168,57 @@ class Sending:
     chunk_samples: int
     outputs: Outputs
     answer: Answer
+    check: Check | None
     sent_samples: int = 0
-    differences: list[Difference] = field(default_factory=list)
 
     async def run(self) -> None:
-        """Connect, send, hear; files are finished whatever happens."""
-        with ExitStack() as stack:
-            reader = stack.enter_context(AudioReader(self.audio))
-            stack.enter_context(self.outputs)
-            seconds = reader.seconds
-            view = stack.enter_context(
-                watching(None if seconds is None else seconds + self.tail_samples / wire.INPUT_RATE)
-            )
+        """Connect, send, hear; files are finished whatever happens, and not touched before the session is open."""
+        self.outputs.check()
+        async with opened(self.audio) as recording:
+            seconds = recording.seconds
+            total = None if seconds is None else seconds + self.tail_samples / wire.INPUT_RATE
+            with watching(total) as view:
+                async with self.server.connect() as conversation:
+                    await conversation.update(self.options)
+                    with self.outputs:
+                        await self._converse(conversation, recording, view)
 
-            def heard(event: wire.ServerEvent) -> None:
-                self.answer.add(event, trio.current_time())
-                self.outputs.heard(event)
-                view.heard(event)
+    async def _converse(self, conversation: Conversation, recording: Recording, view: View) -> None:
+        def heard(event: wire.ServerEvent) -> None:
+            self.answer.add(event, trio.current_time())
+            self.outputs.heard(event)
+            view.heard(event)
+            if self.check is not None:
+                self.check.heard(event)
 
-            def sent(samples: Any) -> None:
-                self.sent_samples += len(samples)
-                self.outputs.sent(samples)
-                view.sent(samples)
+        def sent(samples: Pcm16) -> None:
+            self.sent_samples += len(samples)
+            self.outputs.sent(samples)
+            view.sent(samples)
 
-            async with self.server.connect() as conversation:
-                await conversation.update(self.options)
-                self.answer.started(trio.current_time())
-                recording = blocks(reader, self.chunk_samples, tail_samples=self.tail_samples)
-                pacer = Pacer(self.pace, wire.INPUT_RATE)
-                await send(conversation, recording, pacer=pacer, heard=heard, sent=sent)
+        self.answer.started(trio.current_time())
+        spoken = blocks(recording, self.chunk_samples, tail_samples=self.tail_samples)
+        await send(conversation, spoken, pacer=Pacer(self.pace, wire.INPUT_RATE), heard=heard, sent=sent)
 
-    def as_dict(self, error: Exception | None, checked: bool) -> dict[str, Any]:
-        """For ``--json``."""
+    def as_dict(self, error: Exception | None) -> dict[str, Any]:
+        """For ``--json``; ``check`` is there once the answer was compared."""
         found: dict[str, Any] = {**self.answer.as_dict(), "sent_samples": self.sent_samples}
-        if checked:
-            found["check"] = [str(difference) for difference in self.differences]
+        if self.check is not None and self.check.differences is not None:
+            found["check"] = [str(difference) for difference in self.check.differences]
         if error is not None:
             found["error"] = str(error)
         return found
 
 
-@app.command("send")
+@app.command("send", epilog=f"{EXAMPLES}\n{STATUS}")
 def send_command(
-    audio: Annotated[Path, typer.Argument(help="What the user says: any format of libsndfile, any rate and channels.")],
+    audio: Annotated[Path, typer.Argument(help="What the user says: any format of libsndfile, any rate and channels; - for a pipe.")],
     url: Url = "ws://127.0.0.1:8080",
     out: Annotated[Path, typer.Option(help="The answer: 22,050 Hz mono PCM16 WAV.")] = Path("response.wav"),
     pace: Annotated[str, typer.Option(help="realtime, or fast: as quickly as the server takes it.")] = "realtime",
-    tail: Annotated[float, typer.Option(help="Seconds of silence after the recording, to listen on.", min=0)] = 3.0,
+    tail: Annotated[
+        float, typer.Option(help="Seconds of silence after the recording, to listen on.", min=0, max=3600)
+    ] = 3.0,
     chunk_ms: Annotated[float, typer.Option(help="Milliseconds of audio in a message.", min=0.0625, max=10000)] = 20.0,
     events: Annotated[Path | None, typer.Option(help="Every message, a JSON line each.")] = None,
     stereo: Annotated[Path | None, typer.Option(help="User left, assistant right, on one clock.")] = None,
@@ -190,7 +238,8 @@ def send_command(
     if pace not in ("realtime", "fast"):
         raise InputError(f"--pace is {pace!r}; realtime or fast is needed")
     with tempfile.TemporaryDirectory(prefix="voicechat-") as directory:
-        spoken = Path(directory) / "spoken.wav" if check is not None else None
+        checking = None if check is None else Check(check, Path(directory) / "spoken.wav")
+        audio = expanded(audio)
         sending = Sending(
             server=Server(url, read_key(api_key_file, os.environ), ca_file, retry_busy),
             audio=audio,
@@ -199,26 +248,34 @@ def send_command(
             tail_samples=round(tail * wire.INPUT_RATE),
             chunk_samples=round(chunk_ms * wire.INPUT_RATE / 1000),
             outputs=Outputs(
-                wav=out, stereo=stereo, events=events, transcript=transcript, spoken=spoken, inputs=[audio]
+                wav=out,
+                stereo=stereo,
+                events=events,
+                transcript=transcript,
+                spoken=None if checking is None else checking.spoken,
+                inputs=[audio],
             ),
             answer=Answer(seed=seed),
+            check=checking,
         )
-        error = _run(sending)
-        if error is None and check is not None and spoken is not None:
-            sending.differences = _checked(sending, check, spoken, out)
+        error = _run(sending.run)
+        if error is None and checking is not None:
+            print("checking: voicechat generate runs on what was sent", file=sys.stderr)
+            error = _run(partial(checking.run, sending.answer, sending.options))
     if as_json:
-        _say(json.dumps(sending.as_dict(error, check is not None)))
+        _say(json.dumps(sending.as_dict(error)))
     elif error is None or sending.answer.frames:
-        _say("\n".join([report(sending.answer, sending.sent_samples), str(out), *_verdict(sending, check)]))
+        verdict = [] if checking is None else checking.verdict()
+        _say("\n".join([report(sending.answer, sending.sent_samples), str(out), *verdict]))
     if error is not None:
         raise error
-    if sending.differences:
+    if checking is not None and checking.differences:
         raise typer.Exit(1)
 
 
-def _run(sending: Sending) -> Exception | None:
+def _run(work: Callable[[], Awaitable[None]]) -> Exception | None:
     try:
-        trio.run(until_interrupted, sending.run)
+        trio.run(until_interrupted, work)
     except (VoiceChatError, InterruptedBySignal) as error:
         return error
     return None
@@ -229,27 +286,10 @@ def _options(prompt: str | None, seed: int, skip_beyond: float | None) -> wire.S
     return wire.SessionOptions(system_prompt=prompt, seed=seed, lag=lag)
 
 
-def _checked(sending: Sending, checkpoint: str, spoken: Path, out: Path) -> list[Difference]:
-    """Runs the model once more, so it takes as long as the conversation did."""
-    print("checking: voicechat generate runs on what was sent", file=sys.stderr)
-    options = sending.options
-    offline, sound = generate(checkpoint, spoken, system_prompt=options.system_prompt, seed=options.seed)
-    with AudioReader(out, wire.OUTPUT_RATE) as reader:
-        return compare(sending.answer.as_dict(), reader.read_pcm16(sending.answer.frames * 1764 + 1), offline, sound)
-
-
-def _verdict(sending: Sending, check: str | None) -> list[str]:
-    if check is None:
-        return []
-    if sending.differences:
-        return [f"check: {difference}" for difference in sending.differences]
-    return [f"check: ids, codes, texts and sound of {sending.answer.frames} frames are those of {check}"]
-
-
 # ---- ping
 
 
-@app.command("ping")
+@app.command("ping", epilog=STATUS)
 def ping_command(
     url: Url = "ws://127.0.0.1:8080",
     count: Annotated[int, typer.Option(help="How many.", min=1)] = 3,

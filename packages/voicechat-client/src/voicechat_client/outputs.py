@@ -3,7 +3,7 @@
     with Outputs(wav=Path("response.wav"), events=Path("log.jsonl")) as outputs:
         ... outputs.heard(event), outputs.sent(samples) ...
 
-Each file is valid at any time, and finished however the block ends.
+Sound and events are valid files at any time; all are finished however the block ends. The words are written then.
 """
 
 import contextlib
@@ -16,9 +16,10 @@ from typing import Any, Final, Self, TextIO
 import msgspec
 import trio
 
-from voicechat_client.send import Pcm16
+from voicechat_client.recording import Pcm16
 from voicechat_client.stereo import StereoWriter
 from voicechat_core import wire
+from voicechat_core.audio import check_writable
 from voicechat_core.audio_stream import WavWriter
 from voicechat_core.errors import AudioError, InputError
 from voicechat_core.files import expanded
@@ -61,8 +62,9 @@ class Outputs:
         Raises:
             InputError: when two of them are one file.
         """
-        self._paths = {"wav": wav, "stereo": stereo, "events": events, "transcript": transcript, "spoken": spoken}
-        _require_different([*inputs, *(path for path in self._paths.values() if path is not None)])
+        wanted = {"wav": wav, "stereo": stereo, "events": events, "transcript": transcript, "spoken": spoken}
+        self._paths = {name: expanded(path) for name, path in wanted.items() if path is not None}
+        _require_different([*map(expanded, inputs), *self._paths.values()])
         self._open = contextlib.ExitStack()
         self._wav: WavWriter | None = None
         self._stereo: StereoWriter | None = None
@@ -71,8 +73,17 @@ class Outputs:
         self._words: list[dict[str, Any]] = []
         self._began = 0.0
 
+    def check(self) -> None:
+        """Find out before the conversation, without touching a file, that one of them could not be written.
+
+        Raises:
+            AudioError: naming it.
+        """
+        for path in self._paths.values():
+            check_writable(path)
+
     def __enter__(self) -> Self:
-        """Open all of them, before anything is said.
+        """Open all of them; what they held is gone.
 
         Raises:
             AudioError: naming the one that cannot be written.
@@ -81,8 +92,8 @@ class Outputs:
             self._began = trio.current_time()
             self._wav = self._writer("wav", wire.OUTPUT_RATE)
             self._spoken = self._writer("spoken", wire.INPUT_RATE)
-            if (stereo := self._paths["stereo"]) is not None:
-                self._stereo = self._open.enter_context(StereoWriter(stereo))
+            if "stereo" in self._paths:
+                self._stereo = self._open.enter_context(StereoWriter(self._paths["stereo"]))
             self._events = self._text("events")
             if (transcript := self._text("transcript")) is not None:
                 self._open.callback(self._write_words, transcript)
@@ -92,7 +103,13 @@ class Outputs:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._open.__exit__(kind, error, trace)
+        """Finish them.
+
+        Raises:
+            AudioError: naming one that cannot be finished; an error in the block is the one to tell.
+        """
+        with contextlib.suppress(*([] if error is None else [AudioError])):
+            self._open.__exit__(kind, error, trace)
 
     def sent(self, samples: Pcm16) -> None:
         """Samples ``[S]`` that the server was sent.
@@ -127,15 +144,10 @@ class Outputs:
     # ---- files
 
     def _writer(self, name: str, rate: int) -> WavWriter | None:
-        path = self._paths[name]
-        return None if path is None else self._open.enter_context(WavWriter(path, rate))
+        return self._open.enter_context(WavWriter(self._paths[name], rate)) if name in self._paths else None
 
     def _text(self, name: str) -> TextIO | None:
-        path = self._paths[name]
-        if path is None:
-            return None
-        with _about(path):
-            return self._open.enter_context(expanded(path).open("w", encoding="utf-8", buffering=1))
+        return self._open.enter_context(_text_file(self._paths[name])) if name in self._paths else None
 
     def _line(self, file: TextIO, value: object) -> None:
         with _about(Path(file.name)):
@@ -155,10 +167,16 @@ SPEAKERS: Final = {
 def _require_different(paths: list[Path]) -> None:
     seen: dict[Path, Path] = {}
     for path in paths:
-        where = expanded(path).resolve()
+        where = path.resolve()
         if where in seen and not where.is_char_device():  # /dev/null may be everything
             raise InputError(f"{path} and {seen[where]} are one file; each input and output needs its own")
         seen[where] = path
+
+
+@contextlib.contextmanager
+def _text_file(path: Path) -> Iterator[TextIO]:
+    with _about(path), path.open("w", encoding="utf-8", buffering=1) as file:
+        yield file
 
 
 @contextlib.contextmanager

@@ -1,42 +1,41 @@
 """Sends a recording through a conversation, and gives what comes back to whoever wants it.
 
-    await send(conversation, blocks(reader, 1280, tail_samples=48000), pacer=Pacer("fast", 16000), heard=answer.add)
+    async with opened(path) as recording:
+        spoken = blocks(recording, 1280, tail_samples=48000)
+        await send(conversation, spoken, pacer=Pacer("fast", 16000), heard=answer.add)
 
 Two tasks: one sends, one hears. Neither waits for the other, so that a server that is busy is no reason to stop
 listening, and the other way round. Knows no file, no terminal and no clock but Trio's.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 import trio
 
 from voicechat_client.client import Conversation
 from voicechat_client.errors import ClientError
 from voicechat_client.pacing import Pacer
+from voicechat_client.recording import Pcm16
 from voicechat_core import wire
 
-__all__ = ["Pcm16", "Reader", "blocks", "send"]
-
-Pcm16 = npt.NDArray[np.int16]
+__all__ = ["Reader", "blocks", "send"]
 
 
 class Reader(Protocol):
-    """What gives a recording: ``voicechat_core.audio_stream.AudioReader`` does."""
+    """What gives a recording: ``recording.Recording`` does."""
 
-    def read_pcm16(self, count: int) -> Pcm16:
+    async def read(self, count: int) -> Pcm16:
         """The next samples ``[S]`` at 16 kHz, fewer than ``count`` at the end, then none."""
 
 
-def blocks(reader: Reader, samples: int, *, tail_samples: int = 0) -> Iterator[Pcm16]:
+async def blocks(reader: Reader, samples: int, *, tail_samples: int = 0) -> AsyncIterator[Pcm16]:
     """A recording in blocks of so many samples, then silence: the model answers on the same clock as it listens.
 
     Only the last block may be shorter. It reads no further ahead than it is asked for.
     """
-    rest = np.zeros(0, np.int16)
-    while len(block := reader.read_pcm16(samples)) == samples:
+    while len(block := await reader.read(samples)) == samples:
         yield block
     rest, silence = block, tail_samples
     while rest.size or silence:
@@ -47,7 +46,7 @@ def blocks(reader: Reader, samples: int, *, tail_samples: int = 0) -> Iterator[P
 
 async def send(
     conversation: Conversation,
-    recording: Iterator[Pcm16],
+    recording: AsyncIterator[Pcm16],
     *,
     pacer: Pacer,
     heard: Callable[[wire.ServerEvent], None],
@@ -72,7 +71,7 @@ async def send(
     async def speak() -> None:
         nonlocal failure
         try:
-            for block in recording:
+            async for block in recording:
                 await pacer.wait(len(block))
                 await conversation.append(block)
                 sent(block)

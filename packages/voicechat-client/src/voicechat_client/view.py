@@ -18,7 +18,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from voicechat_client.send import Pcm16
+from voicechat_client.recording import Pcm16
 from voicechat_core import wire
 from voicechat_core.terminal import discard, printable
 
