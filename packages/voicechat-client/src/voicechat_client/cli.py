@@ -212,7 +212,9 @@ class Sending:
 
 @app.command("send", epilog=f"{EXAMPLES}\n{STATUS}")
 def send_command(
-    audio: Annotated[Path, typer.Argument(help="What the user says: any format of libsndfile, any rate and channels; - for a pipe.")],
+    audio: Annotated[
+        Path, typer.Argument(help="What the user says: a file of libsndfile, any rate and channels; - is a pipe.")
+    ],
     url: Url = "ws://127.0.0.1:8080",
     out: Annotated[Path, typer.Option(help="The answer: 22,050 Hz mono PCM16 WAV.")] = Path("response.wav"),
     pace: Annotated[str, typer.Option(help="realtime, or fast: as quickly as the server takes it.")] = "realtime",

@@ -33,10 +33,12 @@ class Reader(Protocol):
 async def blocks(reader: Reader, samples: int, *, tail_samples: int = 0) -> AsyncIterator[Pcm16]:
     """A recording in blocks of so many samples, then silence: the model answers on the same clock as it listens.
 
-    Only the last block may be shorter. It reads no further ahead than it is asked for.
+    Only the last block may be shorter. It reads no further ahead than it is asked for, and raises what the reader does.
     """
     while len(block := await reader.read(samples)) == samples:
         yield block
+    if len(block):
+        await reader.read(1)  # what is wrong with the file behind its last good sample is told by the next call
     rest, silence = block, tail_samples
     while rest.size or silence:
         fill = min(silence, samples - rest.size)
