@@ -22,7 +22,7 @@ from voicechat_client.outputs import Outputs
 from voicechat_client.pacing import Pacer
 from voicechat_client.recording import Pcm16, Recording, opened
 from voicechat_client.report import report
-from voicechat_client.send import blocks, send
+from voicechat_client.send import Blocks, send
 from voicechat_client.view import View, watching
 from voicechat_core import wire
 from voicechat_core.errors import InputError, VoiceChatError
@@ -197,7 +197,7 @@ class Sending:
             view.sent(samples)
 
         self.answer.started(trio.current_time())
-        spoken = blocks(recording, self.chunk_samples, tail_samples=self.tail_samples)
+        spoken = Blocks(recording, self.chunk_samples, tail_samples=self.tail_samples)
         await send(conversation, spoken, pacer=Pacer(self.pace, wire.INPUT_RATE), heard=heard, sent=sent)
 
     def as_dict(self, error: Exception | None) -> dict[str, Any]:

@@ -29,6 +29,10 @@ __all__ = ["Outputs", "told"]
 FRAME_SECONDS: Final = 0.08
 SAMPLE_BYTES: Final = 2
 
+UserWords = wire.ConversationItemInputAudioTranscriptionDelta
+Words = UserWords | wire.ResponseTextDelta | wire.ResponseFunctionDelta
+SPEAKERS: Final = {UserWords: "user", wire.ResponseTextDelta: "assistant", wire.ResponseFunctionDelta: "function"}
+
 
 def told(event: wire.ServerEvent) -> dict[str, Any]:
     """An event as the log tells it: audio by its number of samples."""
@@ -71,6 +75,7 @@ class Outputs:
         self._events: TextIO | None = None
         self._spoken: WavWriter | None = None
         self._words: list[dict[str, Any]] = []
+        self._texts = dict.fromkeys(SPEAKERS.values(), "")
         self._began = 0.0
 
     def check(self) -> None:
@@ -138,8 +143,14 @@ class Outputs:
             if self._stereo is not None:
                 self._stereo.assistant(samples)
         elif who := SPEAKERS.get(type(event)):
-            at = round(event.frame_index * FRAME_SECONDS, 2)  # type: ignore[union-attr]
-            self._words.append({"seconds": at, "who": who, "text": event.delta})  # type: ignore[union-attr]
+            self._hear_words(who, event)  # type: ignore[arg-type]
+
+    def _hear_words(self, who: str, event: Words) -> None:
+        whole = event.transcript if isinstance(event, UserWords) else event.text
+        if whole != self._texts[who] + event.delta:  # the server has thought again, and tells all of it
+            self._words = [word for word in self._words if word["who"] != who]
+        self._texts[who] = whole
+        self._words.append({"seconds": round(event.frame_index * FRAME_SECONDS, 2), "who": who, "text": event.delta})
 
     # ---- files
 
@@ -157,20 +168,23 @@ class Outputs:
         self._line(file, self._words)
 
 
-SPEAKERS: Final = {
-    wire.ConversationItemInputAudioTranscriptionDelta: "user",
-    wire.ResponseTextDelta: "assistant",
-    wire.ResponseFunctionDelta: "function",
-}
-
-
 def _require_different(paths: list[Path]) -> None:
-    seen: dict[Path, Path] = {}
+    seen: dict[object, Path] = {}
     for path in paths:
-        where = path.resolve()
-        if where in seen and not where.is_char_device():  # /dev/null may be everything
+        where = _identity(path)
+        if where in seen:
             raise InputError(f"{path} and {seen[where]} are one file; each input and output needs its own")
-        seen[where] = path
+        if not path.is_char_device():  # /dev/null may be everything
+            seen[where] = path
+
+
+def _identity(path: Path) -> object:
+    """The same for all names of a file, hard links too; of one that is still to come, its place."""
+    try:
+        found = path.stat()
+    except OSError:
+        return path.resolve()
+    return found.st_dev, found.st_ino
 
 
 @contextlib.contextmanager

@@ -32,6 +32,7 @@ class Recording:
         self._path = path
         self._may_wait = not os.path.isfile(path)  # noqa: PTH113 - false also for what cannot be a path
         self._waiting = False
+        self._left = False
         self._reader: AudioReader | None = None
 
     @property
@@ -42,7 +43,10 @@ class Recording:
 
     async def open(self) -> None:
         """Read its header."""
-        self._reader = await self._call(lambda: AudioReader(self._path))
+        await self._call(self._open)
+
+    def _open(self) -> None:
+        self._reader = AudioReader(self._path)
 
     async def read(self, count: int) -> Pcm16:
         """The next samples ``[count]`` at 16 kHz, fewer at the end, then none.
@@ -55,8 +59,10 @@ class Recording:
         return await self._call(lambda: reader.read_pcm16(count))
 
     def close(self) -> None:
-        """Let go of the file, unless somebody still waits in it."""
-        if self._reader is not None and not self._waiting:
+        """Let go of the file; a thread that still waits in it does so when it is let go."""
+        if self._waiting:
+            self._left = True
+        elif self._reader is not None:
             self._reader.close()
 
     async def _call(self, work: Callable[[], Result]) -> Result:
@@ -64,15 +70,15 @@ class Recording:
             await trio.lowlevel.checkpoint()
             return work()
         self._waiting = True
+        return await trio.to_thread.run_sync(self._in_thread, work, abandon_on_cancel=True)
+
+    def _in_thread(self, work: Callable[[], Result]) -> Result:
         try:
-            result = await trio.to_thread.run_sync(work, abandon_on_cancel=True)
-        except trio.Cancelled:
-            raise
-        except BaseException:
+            return work()
+        finally:
             self._waiting = False
-            raise
-        self._waiting = False
-        return result
+            if self._left and self._reader is not None:
+                self._reader.close()
 
 
 @asynccontextmanager

@@ -1,7 +1,7 @@
 """Sends a recording through a conversation, and gives what comes back to whoever wants it.
 
     async with opened(path) as recording:
-        spoken = blocks(recording, 1280, tail_samples=48000)
+        spoken = Blocks(recording, 1280, tail_samples=48000)
         await send(conversation, spoken, pacer=Pacer("fast", 16000), heard=answer.add)
 
 Two tasks: one sends, one hears. Neither waits for the other, so that a server that is busy is no reason to stop
@@ -20,7 +20,7 @@ from voicechat_client.pacing import Pacer
 from voicechat_client.recording import Pcm16
 from voicechat_core import wire
 
-__all__ = ["Reader", "blocks", "send"]
+__all__ = ["Blocks", "Reader", "send"]
 
 
 class Reader(Protocol):
@@ -30,20 +30,35 @@ class Reader(Protocol):
         """The next samples ``[S]`` at 16 kHz, fewer than ``count`` at the end, then none."""
 
 
-async def blocks(reader: Reader, samples: int, *, tail_samples: int = 0) -> AsyncIterator[Pcm16]:
+class Blocks:
     """A recording in blocks of so many samples, then silence: the model answers on the same clock as it listens.
 
-    Only the last block may be shorter. It reads no further ahead than it is asked for, and raises what the reader does.
+    An asynchronous iterator of int16 ``[S]`` at 16 kHz; only the last block may be shorter. It reads no further ahead
+    than it is asked for, and raises what the reader does.
     """
-    while len(block := await reader.read(samples)) == samples:
-        yield block
-    if len(block):
-        await reader.read(1)  # what is wrong with the file behind its last good sample is told by the next call
-    rest, silence = block, tail_samples
-    while rest.size or silence:
-        fill = min(silence, samples - rest.size)
-        yield np.concatenate([rest, np.zeros(fill, np.int16)])
-        rest, silence = rest[:0], silence - fill
+
+    def __init__(self, reader: Reader, samples: int, *, tail_samples: int = 0) -> None:
+        self._reader = reader
+        self._samples = samples
+        self._silence = tail_samples
+        self._ended = False
+
+    def __aiter__(self) -> "Blocks":
+        return self
+
+    async def __anext__(self) -> Pcm16:
+        """The next block."""
+        block = np.zeros(0, np.int16)
+        if not self._ended:
+            block = await self._reader.read(self._samples)
+            self._ended = len(block) < self._samples
+            if self._ended and len(block):
+                await self._reader.read(1)  # what is wrong behind the last good sample is told by the next call
+        fill = min(self._silence, self._samples - len(block))
+        self._silence -= fill
+        if len(block) + fill == 0:
+            raise StopAsyncIteration
+        return np.concatenate([block, np.zeros(fill, np.int16)])
 
 
 async def send(
