@@ -82,7 +82,8 @@ class View:
             lanes.add_row(Text("error", style="red"), Text(printable(note, " ")))
         total = self.total_seconds
         bar = ProgressBar(total=total, completed=min(self.sent_seconds, total or 0), pulse=total is None)
-        return Group(lanes, bar, Text(self.status(), style="dim"))
+        lanes.add_row("sent", bar)  # in the table, since by itself it does not end its line
+        return Group(lanes, Text(self.status(), style="dim"))
 
     def status(self) -> str:
         """One line of numbers."""
