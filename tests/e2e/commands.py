@@ -49,11 +49,13 @@ def client(*words: object, **environment: str) -> Ended:
 
 
 @contextmanager
-def begun(*words: object, stdin: Any = None, run: str = RUN, **environment: str) -> Iterator[subprocess.Popen[str]]:
+def begun(
+    *words: object, stdin: Any = None, stderr: Any = subprocess.PIPE, run: str = RUN, **environment: str
+) -> Iterator[subprocess.Popen[str]]:
     """A process that is killed at the end if it still runs."""
     outside = {name: value for name, value in os.environ.items() if name != "VOICECHAT_API_KEY"}
     command = [sys.executable, "-c", run, *map(str, words)]
-    pipes: dict[str, Any] = {"stdin": stdin, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    pipes: dict[str, Any] = {"stdin": stdin, "stdout": subprocess.PIPE, "stderr": stderr, "text": True}
     with subprocess.Popen(command, env=outside | environment, **pipes) as process:
         try:
             yield process

@@ -1,8 +1,16 @@
 """A WAV through a real server by ``voicechat-client send``: the answer is what ``voicechat generate`` gives."""
 
+import contextlib
+import fcntl
 import json
+import os
+import pty
+import re
+import struct
 import subprocess
+import termios
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -182,3 +190,34 @@ def test_a_pipe_that_pauses_is_answered_meanwhile(
         found = ended(process)
     assert found.status == 0, found.err
     require_same(found.json(), sound_of(out), offline(spoken[:32000]))
+
+
+def test_a_terminal_shows_it_live(url: str, tmp_path: Path) -> None:
+    """On stderr; stdout is JSON alone."""
+    near, far = pty.openpty()
+    fcntl.ioctl(far, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 70, 0, 0))
+    shown = bytearray()
+
+    def read() -> None:
+        with contextlib.suppress(OSError):  # Linux says so when the last one that writes has closed
+            while data := os.read(near, 65536):
+                shown.extend(data)
+
+    reader = Thread(target=read)
+    reader.start()
+    words = ["--url", url, "--tail", 0, "--out", tmp_path / "a.wav", "--json"]
+    with begun("send", SPOKEN, *words, stderr=far, TERM="xterm-256color") as process:
+        os.close(far)
+        found = ended(process)
+    reader.join()
+    os.close(near)
+    assert found.status == 0
+    told = found.json()
+    screen = re.sub(rb"\x1b\[[0-9;?]*[A-Za-z]", b"", bytes(shown)).decode()
+    lines = [line.rstrip() for line in screen.replace("\r", "\n").split("\n")]
+    assert all(len(line) <= 70 for line in lines)
+    assert f"user      {told['transcript'].strip()}" in lines
+    assert len({line for line in lines if line.startswith("sent ")}) > 5  # it moves
+    (last,) = [line for line in lines if line.startswith("sent ")][-1:]
+    assert last.startswith("sent 3.0 s of 3.0, heard 3.0 s, ")
+    assert b"\x1b[?25h" in shown  # the cursor is there again
