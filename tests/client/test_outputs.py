@@ -11,7 +11,7 @@ import soundfile
 import trio
 from trio.testing import MockClock
 
-from tests.client.events import FRAME, assistant, done, frame, function, user
+from tests.client.events import FRAME, assistant, done, frame, function, lag, user
 from voicechat_client.outputs import Outputs
 from voicechat_core.errors import AudioError, InputError
 
@@ -86,6 +86,25 @@ def test_a_transcript_that_is_revised(tmp_path: Path) -> None:
         {"seconds": 0.4, "who": "user", "text": "Good day"},
         {"seconds": 0.48, "who": "user", "text": "."},
     ]
+
+
+def test_what_the_server_skipped_is_silence(tmp_path: Path) -> None:
+    """Both voices stay on one clock; the answer by itself has no gap."""
+    stereo, wav = tmp_path / "s.wav", tmp_path / "a.wav"
+
+    async def main() -> None:
+        with Outputs(stereo=stereo, wav=wav) as outputs:
+            outputs.sent(np.full(5 * 1280, 1000, np.int16))
+            outputs.heard(frame(0, sample=7))
+            outputs.heard(lag(80, skipped=2))
+            outputs.heard(lag(80, skipped=2))
+            outputs.heard(frame(1, sample=8))
+            outputs.heard(lag(0, skipped=3))
+
+    run(main)
+    right = soundfile.read(stereo, dtype="int16")[0][:, 1]
+    assert right.tolist() == [7] * FRAME + [0] * 2 * FRAME + [8] * FRAME + [0] * FRAME
+    assert soundfile.read(wav, dtype="int16")[0].tolist() == [7] * FRAME + [8] * FRAME
 
 
 def test_nothing_is_touched_before_it_is_open(tmp_path: Path) -> None:

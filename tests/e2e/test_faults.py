@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import soundfile
 
-from tests.e2e.commands import FRAME, RUN, begun, client, ended, events_of, samples_in, sound_of, wait_for
+from tests.e2e.commands import FRAME, RUN, Ended, begun, client, ended, events_of, samples_in, sound_of, wait_for
 from tests.e2e.conftest import SPOKEN
 from tests.server import processes
 from tests.server.server_process import ServerProcess, serving
@@ -396,6 +396,17 @@ def test_a_reader_that_has_enough(url: str, out: Path) -> None:
         os.close(write)
         _, err = process.communicate(timeout=60)
     assert (process.returncode, "Traceback" in err) == (0, False), err
+    assert len(sound_of(out)) == FRAME * 75
+
+
+def test_a_stdout_that_is_full(url: str, out: Path) -> None:
+    command = [sys.executable, "-c", RUN, "send", str(SPOKEN), "--url", url, "--pace", "fast", "--out", str(out)]
+    with Path("/dev/full").open("w") as full:
+        found = subprocess.run(
+            [*command, "--json"], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False
+        )
+    assert found.returncode == 1
+    assert Ended(1, "", found.stderr).complaint() == "stdout cannot be written: No space left on device"
     assert len(sound_of(out)) == FRAME * 75
 
 

@@ -23,7 +23,7 @@ from voicechat_client.pacing import Pacer
 from voicechat_client.recording import Pcm16, Recording, opened
 from voicechat_client.report import report
 from voicechat_client.send import Blocks, send
-from voicechat_client.view import View, watching
+from voicechat_client.view import View, note, watching
 from voicechat_core import wire
 from voicechat_core.errors import InputError, VoiceChatError
 from voicechat_core.files import expanded
@@ -101,8 +101,10 @@ def _fail(error: Exception, status: int) -> NoReturn:
 def _say(text: str) -> None:
     try:
         print(text, flush=True)
-    except BrokenPipeError:  # whoever read it has enough
+    except OSError as error:
         discard(sys.stdout)
+        if not isinstance(error, BrokenPipeError):  # whoever read it has enough
+            raise VoiceChatError(f"stdout cannot be written: {error.strerror}") from None
 
 
 @dataclass(frozen=True)
@@ -121,7 +123,7 @@ class Server:
             key=self.key,
             ca_file=self.ca_file,
             retry_busy_seconds=self.retry_busy,
-            waiting=lambda error, seconds: print(f"{error}; again in {seconds:.1f} s", file=sys.stderr),
+            waiting=lambda error, seconds: note(f"{error}; again in {seconds:.1f} s"),
         )
 
 
@@ -262,7 +264,7 @@ def send_command(
         )
         error = _run(sending.run)
         if error is None and checking is not None:
-            print("checking: voicechat generate runs on what was sent", file=sys.stderr)
+            note("checking: voicechat generate runs on what was sent")
             error = _run(partial(checking.run, sending.answer, sending.options))
     if as_json:
         _say(json.dumps(sending.as_dict(error)))

@@ -14,8 +14,10 @@ from types import TracebackType
 from typing import Any, Final, Self, TextIO
 
 import msgspec
+import numpy as np
 import trio
 
+from voicechat_client.answer import FRAME_SAMPLES
 from voicechat_client.recording import Pcm16
 from voicechat_client.stereo import StereoWriter
 from voicechat_core import wire
@@ -76,6 +78,7 @@ class Outputs:
         self._spoken: WavWriter | None = None
         self._words: list[dict[str, Any]] = []
         self._texts = dict.fromkeys(SPEAKERS.values(), "")
+        self._skipped = 0
         self._began = 0.0
 
     def check(self) -> None:
@@ -142,8 +145,17 @@ class Outputs:
                 self._wav.write(samples)
             if self._stereo is not None:
                 self._stereo.assistant(samples)
+        elif isinstance(event, wire.SessionLag):
+            self._stay_on_the_clock(event.frames_skipped)
         elif who := SPEAKERS.get(type(event)):
             self._hear_words(who, event)  # type: ignore[arg-type]
+
+    def _stay_on_the_clock(self, skipped: int) -> None:
+        """Where the server dropped what the user said, nobody answers."""
+        if self._stereo is not None:
+            for _ in range(skipped - self._skipped):
+                self._stereo.assistant(np.zeros(FRAME_SAMPLES, np.int16))
+        self._skipped = max(skipped, self._skipped)
 
     def _hear_words(self, who: str, event: Words) -> None:
         whole = event.transcript if isinstance(event, UserWords) else event.text

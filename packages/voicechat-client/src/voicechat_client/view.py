@@ -22,7 +22,7 @@ from voicechat_client.recording import Pcm16
 from voicechat_core import wire
 from voicechat_core.terminal import discard, printable
 
-__all__ = ["View", "watching"]
+__all__ = ["View", "note", "watching"]
 
 FRAME_SECONDS: Final = 0.08
 REFRESHES: Final = 8  # a second: what an eye follows
@@ -78,8 +78,8 @@ class View:
         for who, text in self.texts.items():
             if text or who != "function":
                 lanes.add_row(who, Text(printable(text, " ")[-TAIL:]))
-        for note in self.notes[-3:]:
-            lanes.add_row(Text("error", style="red"), Text(printable(note, " ")))
+        for said in self.notes[-3:]:
+            lanes.add_row(Text("error", style="red"), Text(printable(said, " ")))
         total = self.total_seconds
         bar = ProgressBar(total=total, completed=min(self.sent_seconds, total or 0), pulse=total is None)
         lanes.add_row("sent", bar)  # in the table, since by itself it does not end its line
@@ -106,8 +106,8 @@ class PlainView(View):
         """What the server says."""
         notes = len(self.notes)
         super().heard(event)
-        for note in self.notes[notes:]:
-            _print(f"error {printable(note, ' ')}")
+        for said in self.notes[notes:]:
+            note(f"error {printable(said, ' ')}")
         for who, text in self.texts.items():
             if text != self._seen[who]:
                 self._seen[who], self._changed_at[who] = text, self.frames
@@ -120,7 +120,7 @@ class PlainView(View):
         new = text.removeprefix(self._written[who])
         self._written[who] = text
         if new.strip():
-            _print(f"{self.frames * FRAME_SECONDS:6.1f} s  {who:9} {printable(new.strip(), ' ')}")
+            note(f"{self.frames * FRAME_SECONDS:6.1f} s  {who:9} {printable(new.strip(), ' ')}")
 
 
 @contextmanager
@@ -140,7 +140,8 @@ def watching(total_seconds: float | None) -> Iterator[View]:
             plain.flush(who)
 
 
-def _print(line: str) -> None:
+def note(line: str) -> None:
+    """A line on stderr, if anybody reads it."""
     try:
         print(line, file=sys.stderr, flush=True)
     except (OSError, ValueError):
