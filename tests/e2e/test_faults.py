@@ -161,6 +161,7 @@ def test_a_client_that_waits_in_a_silent_pipe_can_be_stopped(url: str, out: Path
         assert found.json()["frames"] == (len(sound_of(out)) / FRAME if data else 0)
 
 
+@pytest.mark.slow
 def test_a_check_that_is_stopped_ends_its_process(url: str, out: Path, tmp_path: Path) -> None:
     """``voicechat`` is here a program that sleeps and says that it is there."""
     program, there = tmp_path / "voicechat", tmp_path / "there"
@@ -206,29 +207,6 @@ def test_a_device_that_is_full(option: str, url: str, out: Path, tmp_path: Path)
         assert len(sound_of(out)) == FRAME * found.json()["frames"]
 
 
-@pytest.mark.parametrize(
-    ("option", "value", "said"),
-    [
-        ("--out", "{}/no/answer.wav", "there is no directory"),
-        ("--out", "{}", "is a directory"),
-        ("--events", "{}/no/log", "there is no directory"),
-        ("--transcript", "{}/locked", "is write-protected"),
-        ("--stereo", "{}/locked", "is write-protected"),
-    ],
-)
-def test_a_place_that_cannot_be_written_is_told_before(option: str, value: str, said: str, tmp_path: Path) -> None:
-    """Nobody listens there, which would be the next thing to be found out."""
-    (tmp_path / "locked").write_text("mine")
-    (tmp_path / "locked").chmod(0o444)
-    if "locked" in value and os.access(tmp_path / "locked", os.W_OK):
-        pytest.skip("this user may write everything")
-    place = value.format(tmp_path)
-    words = ["--out", str(tmp_path / "a.wav")] if option != "--out" else []
-    found = client("send", SPOKEN, "--url", "127.0.0.1:1", *words, option, place)
-    assert found.status == 1
-    assert found.complaint().startswith(f"{place}: {said}")
-
-
 def test_a_recording_that_is_cut_short(url: str, out: Path, tmp_path: Path) -> None:
     """A WAV says so before anything is sent; a FLAC and a pipe, when the damage is reached."""
     whole, flac = SPOKEN.read_bytes(), tmp_path / "cut.flac"
@@ -248,30 +226,10 @@ def test_a_recording_that_is_cut_short(url: str, out: Path, tmp_path: Path) -> N
     assert len(sound_of(out)) == FRAME * found.json()["frames"]
 
 
-def test_files_that_are_no_recording(tmp_path: Path) -> None:
-    (tmp_path / "text.wav").write_text("no sound")
-    (tmp_path / "empty.wav").write_bytes(b"")
-    faults = {"text.wav": "cannot be read as audio", "empty.wav": "is empty", "none.wav": "No such file"}
-    for name, said in faults.items():
-        found = client("send", tmp_path / name, "--url", "127.0.0.1:1", "--out", tmp_path / "out.wav", "--json")
-        assert found.status == 1
-        assert found.complaint().startswith(f"{tmp_path / name}: ")
-        assert said in found.complaint()
-        assert found.json()["error"] == found.complaint()
-
-
 # ---- nobody to talk to
 
 
-def test_a_file_from_before_stays_when_there_is_no_server(out: Path) -> None:
-    out.write_bytes(b"from before")
-    found = client("send", SPOKEN, "--url", "127.0.0.1:1", "--out", out, "--json")
-    assert found.status == 3
-    assert "nobody listens on 127.0.0.1:1" in found.complaint()
-    assert found.json()["frames"] == 0
-    assert out.read_bytes() == b"from before"
-
-
+@pytest.mark.slow
 def test_a_server_that_is_busy(server: ServerProcess, url: str, out: Path, tmp_path: Path) -> None:
     first = tmp_path / "first.wav"
     with sending(url, first) as talking:
@@ -293,6 +251,7 @@ def test_a_server_that_is_busy(server: ServerProcess, url: str, out: Path, tmp_p
     assert found.json()["frames"] == 38
 
 
+@pytest.mark.slow
 def test_a_server_that_wants_a_key(tiny_path: Path, tmp_path: Path, out: Path) -> None:
     (tmp_path / "key").write_text("s3cret-key\n")
     (tmp_path / "wrong").write_text("another-key\n")
@@ -343,6 +302,7 @@ def test_a_server_that_is_none_of_ours(out: Path) -> None:
         assert "does not speak TLS" in found.complaint()
 
 
+@pytest.mark.slow
 def test_a_session_that_is_refused(tiny_path: Path, tmp_path: Path, out: Path) -> None:
     with serving(tiny_path, tmp_path / "log", "--prompt-chars", "5") as server:
         words = ["--url", f"127.0.0.1:{server.port}", "--out", out, "--json"]
@@ -352,41 +312,7 @@ def test_a_session_that_is_refused(tiny_path: Path, tmp_path: Path, out: Path) -
     assert not out.exists()
 
 
-# ---- what cannot be meant
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["--pace", "slow"],
-        ["--tail", "-1"],
-        ["--tail", "inf"],
-        ["--tail", "nan"],
-        ["--chunk-ms", "0"],
-        ["--chunk-ms", "nan"],
-        ["--seed", "-1"],
-        ["--seed", str(2**64)],
-        ["--skip-beyond", "0"],
-        ["--skip-beyond", "nan"],
-        ["--retry-busy", "nan"],
-        ["--url", "ftp://host"],
-        ["--api-key-file", "/nowhere"],
-        ["--out", str(SPOKEN)],
-        ["--out", "one.wav", "--stereo", "./one.wav"],
-        ["--ca-file", "/nowhere", "--url", "wss://127.0.0.1:1"],
-    ],
-    ids=" ".join,
-)
-def test_options_that_cannot_be_meant(words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    found = client("send", SPOKEN, "--url", "127.0.0.1:1", *words)
-    assert found.status == 2, found
-    assert "Traceback" not in found.err
-    assert found.err
-    assert found.out == ""
-    assert list(tmp_path.iterdir()) == []
-
-
+@pytest.mark.slow
 def test_a_reader_that_has_enough(url: str, out: Path) -> None:
     """``voicechat-client send ... | true``: no traceback, and the status is the conversation's."""
     read, write = os.pipe()
@@ -399,6 +325,7 @@ def test_a_reader_that_has_enough(url: str, out: Path) -> None:
     assert len(sound_of(out)) == FRAME * 75
 
 
+@pytest.mark.slow
 def test_a_stdout_that_is_full(url: str, out: Path) -> None:
     command = [sys.executable, "-c", RUN, "send", str(SPOKEN), "--url", url, "--pace", "fast", "--out", str(out)]
     with Path("/dev/full").open("w") as full:
@@ -408,13 +335,3 @@ def test_a_stdout_that_is_full(url: str, out: Path) -> None:
     assert found.returncode == 1
     assert Ended(1, "", found.stderr).complaint() == "stdout cannot be written: No space left on device"
     assert len(sound_of(out)) == FRAME * 75
-
-
-def test_help_lists_every_status() -> None:
-    for command in ("send", "ping"):
-        found = client(command, "--help", COLUMNS="200")
-        assert found.status == 0
-        assert "Exit status: 0 all is well" in found.out
-        for word in ("no connection", "TLS", "key", "no voicechat server", "busy", "refused", "lost", "130 for Ctrl-C"):
-            assert word in found.out
-    assert "voicechat-client send question.wav --check CHECKPOINT" in client("send", "--help", COLUMNS="200").out

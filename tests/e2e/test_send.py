@@ -58,14 +58,15 @@ def test_spoken_words_at_once(url: str, offline: Offline, spoken: np.ndarray, tm
 
 CASES = [
     # pace, chunk, samples of the clip, tail, prompt, seed
-    *[("fast", chunk, 12345, 0.3, None, 0) for chunk in CHUNKS],
+    *[("fast", chunk, 12345, 0.3, None, 0) for chunk in (20, 79.9375, 1000)],
     ("fast", 0.0625, 900, 0.05, None, 2),  # one sample a message
     ("fast", 20, 12345, 0.0, "", 1),  # neither tail nor prompt
     ("fast", 20, 1, 0.0, "Be kind.", 2**64 - 1),  # the shortest recording there is
     ("realtime", 20, 12345, 0.3, "Be kind.", 3),
-    ("realtime", 79.9375, 12345, 0.0, None, 0),
 ]
 SLOW = [
+    *[("fast", chunk, 12345, 0.3, None, 0) for chunk in (10, 80, 80.0625)],
+    ("realtime", 79.9375, 12345, 0.0, None, 0),
     *[("realtime", chunk, 12345, 0.3, None, 0) for chunk in CHUNKS],
     ("realtime", 0.0625, 900, 0.05, None, 2),
     *[(pace, chunk, None, 3.0, "Be concise.", 5) for pace in ("fast", "realtime") for chunk in CHUNKS],
@@ -158,6 +159,7 @@ def test_the_answer_is_compared_with_a_checkpoint(url: str, tiny_path: Path, tmp
     assert "error" not in found.json()
 
 
+@pytest.mark.slow
 def test_a_check_that_cannot_be_made_keeps_the_answer(url: str, tmp_path: Path) -> None:
     out = tmp_path / "a.wav"
     words = ["--pace", "fast", "--tail", 0, "--out", out, "--check", tmp_path / "nowhere", "--json"]
