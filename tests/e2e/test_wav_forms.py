@@ -27,16 +27,23 @@ class House:
     def __init__(self, server: ServerProcess, recordings: Path) -> None:
         self._server = server
         self._recordings = recordings
+        self.folder = recordings  # of the last conversation
 
-    def send(self, path: Path, capsys: pytest.CaptureFixture[str]) -> tuple[dict[str, Any], np.ndarray]:
+    def send(self, path: Path, capsys: pytest.CaptureFixture[str], *more: str) -> tuple[dict[str, Any], np.ndarray]:
         """What the client tells, and the samples that the server heard."""
         self._server.wait_until_ready()
         before = set(self._recordings.iterdir())
         words = ["send", str(path), "--url", f"127.0.0.1:{self._server.port}", "--pace", "fast", "--tail", "0"]
-        status = app([*words, "--out", str(path.parent / "answer.wav"), "--json"], standalone_mode=False)
+        status = app([*words, *more, "--out", str(path.parent / "answer.wav"), "--json"], standalone_mode=False)
         assert not status
-        (folder,) = set(self._recordings.iterdir()) - before
-        return json.loads(capsys.readouterr().out), np.fromfile(folder / "input.pcm", "<i2")
+        (self.folder,) = set(self._recordings.iterdir()) - before
+        return json.loads(capsys.readouterr().out), np.fromfile(self.folder / "input.pcm", "<i2")
+
+    def messages(self) -> list[int]:
+        """The samples of each message of audio that the server got last."""
+        lines = [json.loads(line) for line in (self.folder / "wire.jsonl").read_text().splitlines()]
+        said = [line["message"] for line in lines if line["what"] == "client"]
+        return [message["audio"] for message in said if message["type"] == "input_audio_buffer.append"]
 
 
 @pytest.fixture(scope="module")
@@ -186,3 +193,18 @@ def test_other_rates(rate: int, channels: int, house: House, tmp_path: Path, cap
     assert len(heard) == len(expected) == told["sent_samples"]
     assert np.abs(heard.astype(int) - expected).max() <= RESAMPLED
     assert told["frames"] == 7
+
+
+# ---- messages
+
+
+@pytest.mark.parametrize("samples", [1, 160, 320, 1279, 1280, 1281, 16000, 40000])
+def test_messages_are_as_long_as_asked(
+    samples: int, house: House, clip: np.ndarray, tmp_path: Path, capsys: Any
+) -> None:
+    """The last one is what is left; the library sends none of more than a second."""
+    length = 300 if samples == 1 else len(clip)
+    (tmp_path / "question.wav").write_bytes(wav(clip[:length].astype("<i2").tobytes()))
+    house.send(tmp_path / "question.wav", capsys, "--chunk-ms", str(samples / 16), "--tail", "0.01")
+    total, most = length + 160, min(samples, 16000)
+    assert house.messages() == [most] * (total // most) + ([total % most] if total % most else [])
