@@ -15,7 +15,8 @@ ROOT = Path(__file__).parent
 PYPROJECT = nox.project.load_toml("pyproject.toml")
 PACKAGES = ("voicechat-core", "voicechat-server", "voicechat-client")
 SUPPORTED = ("3.11", "3.12", "3.13")
-SLOWER = ("--ignore=tests/parity", "--ignore=tests/property")  # of the parity session
+SLOWER = ("--ignore=tests/parity", "--ignore=tests/property", "-m", "not slow")  # of the sessions parity and e2e
+SPOKEN = ROOT / "tests" / "data" / "spoken.wav"
 
 
 def group(name: str) -> list[str]:
@@ -46,25 +47,70 @@ def parity(session: nox.Session) -> None:
         session.run("voicechat", "verify", str(folder))
 
 
-@nox.session
-def demo(session: nox.Session) -> None:
-    """A small random checkpoint answers a real spoken WAV: response.wav."""
-    install_packages(session)
+def small_checkpoint(session: nox.Session) -> Path:
+    """Small and random."""
     checkpoint = Path(session.create_tmp()) / "tiny"
     shutil.rmtree(checkpoint, ignore_errors=True)
     session.run("voicechat", "synthesize", str(checkpoint), "--seed", "0")
-    question = ROOT / "tests" / "data" / "spoken.wav"
-    words = ["-m", str(checkpoint), "--audio", str(question), "--output-audio", str(ROOT / "response.wav")]
-    session.run("voicechat", "generate", *words, "-p", "Be concise.", "--extra-seconds", "3")
+    return checkpoint
+
+
+def send_spoken(session: nox.Session, checkpoint: Path, *words: str) -> None:
+    """A server process on a free port answers a spoken WAV that the client's command sends."""
+    command = [str(Path(session.bin) / "voicechat-server"), "-m", str(checkpoint), "--port", "0"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
+        try:
+            url = next((line.split("ready on ")[1].strip() for line in server.stderr or () if "ready on" in line), "")
+            session.run("voicechat-client", "send", str(SPOKEN), "--url", url, "--pace", "fast", *words)
+        finally:
+            server.terminate()
+            server.communicate()
+    if server.returncode:
+        session.error(f"the server ended with {server.returncode}")
+
+
+@nox.session
+def e2e(session: nox.Session) -> None:
+    """WAVs through a real server by the client's command: every pace, chunk, form of file and fault."""
+    install_packages(session, *group("test"))
+    session.run("pytest", "tests/e2e", *session.posargs)
+
+
+@nox.session
+def client(session: nox.Session) -> None:
+    """The client's own tests, where there is neither MLX nor the server."""
+    session.install("-e", "./packages/voicechat-core", "-e", "./packages/voicechat-client", *group("test"))
+    for module in ("mlx", "voicechat_server"):
+        session.run("python", "-c", f"import {module}", success_codes=[1], silent=True)
+    session.run("pytest", "tests/client", "--confcutdir=tests/client", *session.posargs)
+
+
+@nox.session
+def wheels(session: nox.Session) -> None:
+    """The three packages as wheels, installed from those alone: the server answers the client."""
+    built = Path(session.create_tmp()) / "wheels"
+    shutil.rmtree(built, ignore_errors=True)
+    session.run("pip", "wheel", "-q", "--no-deps", "-w", str(built), *(f"./packages/{name}" for name in PACKAGES))
+    files = sorted(built.iterdir())
+    session.install(*(f"{file}[mlx]" if "core" in file.name else str(file) for file in files))
+    session.log(", ".join(file.name for file in files))
+    session.run("pip", "check")
+    checkpoint = small_checkpoint(session)
+    send_spoken(session, checkpoint, "--out", str(built / "answer.wav"), "--check", str(checkpoint))
+
+
+@nox.session
+def demo(session: nox.Session) -> None:
+    """A server with a small random checkpoint answers a real spoken WAV: response.wav."""
+    install_packages(session)
+    send_spoken(session, small_checkpoint(session), "--out", str(ROOT / "response.wav"), "-p", "Be concise.")
 
 
 @nox.session
 def bench(session: nox.Session) -> None:
     """Five minutes of a live session on a small checkpoint, with all of the history and with a bounded one."""
     install_packages(session)
-    checkpoint = Path(session.create_tmp()) / "tiny"
-    shutil.rmtree(checkpoint, ignore_errors=True)
-    session.run("voicechat", "synthesize", str(checkpoint), "--seed", "0")
+    checkpoint = small_checkpoint(session)
     for bound in ([], ["--tts-context-frames", "250"]):
         session.run("voicechat", "bench", "-m", str(checkpoint), "--minutes", "5", *bound, *session.posargs)
 

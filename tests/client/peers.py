@@ -16,11 +16,8 @@ from typing import Any
 import numpy as np
 import trio
 
-from tests.server.fake_worker import FakeWorker
 from tests.server.frames import CLOSE, TEXT, frame
 from voicechat_client import ClientError, ClientLimits, Conversation, LostError
-from voicechat_server.app import App, Settings
-from voicechat_server.auth import Gate
 
 LONGEST = 20.0  # seconds of a test that hangs
 GUID = "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
@@ -176,23 +173,6 @@ async def scripted(*scripts: Script, tls: ssl.SSLContext | None = None) -> Async
         listeners = await nursery.start(partial(trio.serve_tcp, handle, 0, host="127.0.0.1"))
         yield f"127.0.0.1:{listeners[0].socket.getsockname()[1]}"
         nursery.cancel_scope.cancel()
-
-
-@asynccontextmanager
-async def real_app(
-    gate: Gate | None = None, settings: Settings | None = None, **options: Any
-) -> AsyncIterator[tuple[str, App]]:
-    """The real server with a worker that needs no model, on a real socket."""
-    async with FakeWorker(**options) as worker, trio.open_nursery() as nursery:
-        if not options.get("load_seconds"):
-            await worker.loaded()
-        app = App(worker, settings or Settings(model="fake"), gate or Gate(None))
-        listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
-        nursery.start_soon(app.run, listeners)
-        try:
-            yield f"127.0.0.1:{listeners[0].socket.getsockname()[1]}", app
-        finally:
-            nursery.cancel_scope.cancel()
 
 
 # ---- the client's side

@@ -1,7 +1,6 @@
 """A conversation: what is sent and heard, with the real server and with scripted ones; back-pressure."""
 
 import json
-import math
 import subprocess
 import sys
 from pathlib import Path
@@ -24,30 +23,20 @@ from tests.client.peers import (
     names,
     nap,
     reads_nothing,
-    real_app,
     run,
     scripted,
     silence,
     text_event,
-    to_the_loss,
 )
-from tests.server import processes
-from tests.server.fake_worker import FakeVoiceChat
 from tests.server.frames import TEXT, frame
 from voicechat_client import (
-    Answer,
     ClientLimits,
     EndedError,
     LostError,
     SessionOptions,
-    SessionRefusedError,
     connect,
 )
 from voicechat_core import wire
-from voicechat_core.audio import float_to_pcm16, read_audio
-from voicechat_core.errors import InputError
-from voicechat_server.app import Settings
-from voicechat_server.protocol import Limits
 
 SPOKEN = Path(__file__).parents[1] / "data" / "spoken.wav"
 
@@ -65,188 +54,6 @@ def test_exported_names() -> None:
 
 
 # ---- with the real server
-
-
-def test_a_conversation_from_created_to_done() -> None:
-    async def main() -> None:
-        async with real_app() as (place, app):
-            async with connect(place) as conversation:
-                assert conversation.created.session.state == "configuring"
-                assert conversation.session is None
-                updated = await conversation.update(SessionOptions(seed=7, system_prompt="Be kind."))
-                assert updated.session.state == "ready"
-                assert conversation.session == updated
-                for size in (1, 0, 1279, 50000):
-                    await conversation.append(silence(size))
-                assert conversation.sent_samples == 51280
-                assert 0 < await conversation.ping() < 5
-                await conversation.commit()
-                answer, kinds = Answer(seed=7), []
-                async for event in conversation:
-                    kinds.append(type(event).__name__)
-                    answer.add(event)
-                assert answer.frames == math.ceil(51280 / 1280)
-                assert answer.text_tokens == list(range(41))
-                assert answer.text.startswith("7.3 7.7 ")
-                assert answer.ended == "done"
-                assert kinds[0] == "SessionUpdated"
-                assert kinds[-1] == "ResponseDone"
-                assert {"SessionPong", "InputAudioBufferCommitted"} < set(kinds)
-                assert await names(conversation) == []
-            await nap()
-            assert app.admission.free
-        opened = app._worker.voicechat.opened[0]  # type: ignore[attr-defined]
-        assert (opened["seed"], opened["system_prompt"]) == (7, "Be kind.")
-
-    run(main)
-
-
-def test_a_partial_frame_can_be_dropped() -> None:
-    async def main() -> None:
-        async with real_app() as (place, _), connect(place) as conversation:
-            await conversation.update()
-            await conversation.append(silence(2700))
-            await conversation.commit(pad_partial=False)
-            assert (await names(conversation)).count("ResponseAudioDelta") == 2
-
-    run(main)
-
-
-def test_cancel() -> None:
-    async def main() -> None:
-        async with real_app(frame_seconds=0.01) as (place, app):
-            async with connect(place) as conversation:
-                await conversation.update()
-                await conversation.append(silence(16000 * 60))
-                await conversation.cancel()
-                answer = Answer()
-                async for event in conversation:
-                    answer.add(event)
-                assert answer.ended == "cancelled"
-                assert answer.frames < 700
-            await nap()
-            assert app.admission.free
-
-    run(main)
-
-
-def test_leaving_the_block_gives_the_slot_back() -> None:
-    async def main() -> None:
-        async with real_app(frame_seconds=0.01) as (place, app):
-            async with connect(place) as conversation:
-                await conversation.update()
-                await conversation.append(silence(16000 * 10))
-            await nap()
-            assert app.admission.free
-
-    run(main)
-
-
-def test_a_session_that_is_refused_can_be_asked_for_again() -> None:
-    async def main() -> None:
-        settings = Settings(model="fake", limits=Limits(prompt_chars=5))
-        async with real_app(settings=settings) as (place, _), connect(place) as conversation:
-            with pytest.raises(SessionRefusedError, match="has 6 characters; at most 5 are taken") as caught:
-                await conversation.update(SessionOptions(system_prompt="too lo"))
-            assert caught.value.exit_status == 8
-            await conversation.update(SessionOptions(system_prompt="short"))
-            await conversation.commit()
-            kinds = await names(conversation)
-            assert kinds == ["Error", "SessionUpdated", "InputAudioBufferCommitted", "ResponseDone"]
-
-    run(main)
-
-
-def test_the_end_of_a_session_limit_is_told_with_what_was_said() -> None:
-    limits = Limits(session_seconds=0.2)
-
-    async def main() -> None:
-        async with real_app(settings=Settings(model="fake", limits=limits)) as (place, _), connect(place) as talk:
-            await talk.update(SessionOptions())
-            heard, lost = await to_the_loss(talk)
-            assert heard == ["SessionUpdated", "Error"]
-            assert (lost.code, lost.reason) == (1008, "session limit")
-            assert "a session may last 0.2 seconds" in str(lost)
-            assert lost.exit_status == 9
-
-    run(main)
-
-
-def test_a_model_that_fails_and_a_server_that_stops() -> None:
-    def broken(seed: int, index: int) -> None:
-        if index == 2:
-            raise RuntimeError
-
-    async def main() -> None:
-        async with real_app(voicechat=FakeVoiceChat(broken)) as (place, _), connect(place) as talk:
-            await talk.update()
-            await talk.append(silence(16000))
-            heard, lost = await to_the_loss(talk)
-            assert heard.count("ResponseAudioDelta") == 2
-            assert lost.code == 1011
-            assert "the session is over" in str(lost)
-        async with real_app() as (place, app), connect(place) as talk:
-            await talk.update()
-            app.stop()
-            with pytest.raises(LostError, match="shutting down") as caught:
-                await names(talk)
-            assert caught.value.code == 1001
-            for call in (talk.append(silence(1)), talk.commit(), talk.cancel(), talk.ping(), talk.__anext__()):
-                with pytest.raises(LostError, match="1001"):
-                    await call
-
-    run(main)
-
-
-def test_sending_all_before_listening(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Five minutes, with the server's queue of a second: it can be sent only as fast as the answer is read."""
-
-    async def main() -> None:
-        async with real_app(most_input_seconds=1.0) as (place, _), connect(place) as conversation:
-            await conversation.update()
-            await conversation.append(silence(16000 * 300))
-            await conversation.commit()
-            answer = Answer()
-            async for event in conversation:
-                answer.add(event)
-            assert answer.frames == 3750
-
-    run(main)
-
-
-def test_a_real_process_gives_what_generate_gives_and_is_killed(tiny_path: Path, tiny: Any) -> None:
-    pcm = float_to_pcm16(read_audio(SPOKEN, 16000), 32768)
-    expected = tiny.generate(pcm, system_prompt="Be concise.", seed=5)
-
-    async def main(url: str) -> None:
-        async with connect(url) as conversation:
-            await conversation.update(SessionOptions(system_prompt="Be concise.", seed=5))
-            await conversation.append(pcm)
-            await conversation.commit()
-            answer = Answer(seed=5)
-            async for event in conversation:
-                answer.add(event, trio.current_time())
-            told = answer.as_dict()
-            for name in ("text", "function_text", "text_tokens", "function_tokens", "frames", "sample_rate", "seed"):
-                assert told[name] == getattr(expected, name), name
-            assert told["transcript"] == (expected.transcript or "")
-            assert np.array_equal(answer.audio_codes, expected.audio_codes)
-            assert told["seconds"] == expected.seconds
-
-    async def killed(process: processes.Server, url: str) -> None:
-        async with connect(url) as conversation:
-            await conversation.update()
-            await conversation.append(silence(16000))
-            await anext(conversation)
-            process.process.kill()
-            _, lost = await to_the_loss(conversation)
-            assert lost.code == 1006
-            assert "gone" in str(lost)
-
-    with processes.server("-m", str(tiny_path), "--port", "0") as process:
-        url = process.ready()
-        trio.run(main, url)
-        trio.run(killed, process, url)
 
 
 # ---- what is sent
@@ -310,32 +117,6 @@ def test_the_request_and_its_key() -> None:
             async with connect(place):
                 pass
             assert b"authorization" not in requests[1].lower()
-
-    run(main)
-
-
-@pytest.mark.parametrize("samples", [np.zeros(3, np.float32), np.zeros((2, 3), np.int16), np.zeros(3, np.int32)])
-def test_samples_of_another_kind_are_refused_here(samples: np.ndarray) -> None:
-    async def main() -> None:
-        async with real_app() as (place, _), connect(place) as conversation:
-            await conversation.update()
-            with pytest.raises(InputError, match="int16"):
-                await conversation.append(samples)
-
-    run(main)
-
-
-def test_an_update_is_for_once() -> None:
-    async def main() -> None:
-        async with real_app() as (place, _), connect(place) as conversation:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(conversation.update)
-                while conversation._updating is None:
-                    await trio.lowlevel.checkpoint()
-                with pytest.raises(InputError, match="once"):
-                    await conversation.update()
-            with pytest.raises(InputError, match="once"):
-                await conversation.update()
 
     run(main)
 

@@ -1,14 +1,319 @@
-"""The ``voicechat-client`` command."""
+"""The ``voicechat-client`` command: its options, what they mean together, and its exit status."""
 
+import json
+import os
 import sys
-from importlib.metadata import version
+import tempfile
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, Literal, NoReturn
+
+import trio
+import typer
+
+from voicechat_client.answer import Answer
+from voicechat_client.check import Difference, compare, generate
+from voicechat_client.client import Conversation, connect
+from voicechat_client.errors import ClientError
+from voicechat_client.interrupts import InterruptedBySignal, until_interrupted
+from voicechat_client.outputs import Outputs
+from voicechat_client.pacing import Pacer
+from voicechat_client.recording import Pcm16, Recording, opened
+from voicechat_client.report import report
+from voicechat_client.send import Blocks, send
+from voicechat_client.view import View, note, watching
+from voicechat_core import wire
+from voicechat_core.errors import InputError, VoiceChatError
+from voicechat_core.files import expanded
+from voicechat_core.keys import KEY_VARIABLE, Key, read_key
+from voicechat_core.terminal import discard
 
 __all__ = ["main"]
 
+# Each line is a paragraph: single line breaks are not the same in every version of typer.
+EXAMPLES = """
+Examples:
+
+voicechat-client send question.wav --out answer.wav
+
+voicechat-client send question.wav --pace fast --json > answer.json
+
+arecord -f S16_LE -r 16000 -c 1 | voicechat-client send - --events log.jsonl
+
+voicechat-client send question.wav --check CHECKPOINT
+"""
+STATUS = """
+Exit status: 0 all is well
+
+1 an answer that differs (--check), or a file that cannot be read or written
+
+2 options that cannot be meant
+
+3 no connection; 4 no TLS, or no trust; 5 a key is needed, or not from here
+
+6 no voicechat server; 7 busy, or still loading; 8 the session was refused
+
+9 the connection was lost; 10 the server broke the protocol
+
+128 and the number of a signal: 130 for Ctrl-C, 143 for SIGTERM
+
+What had arrived by then is in the files.
+"""
+
+app = typer.Typer(
+    add_completion=False, pretty_exceptions_enable=False, no_args_is_help=True, epilog=f"{EXAMPLES}\n{STATUS}"
+)
+
+Url = Annotated[str, typer.Option("--url", help="ws://HOST:PORT or wss://...; /v1/realtime is added.")]
+KeyFile = Annotated[Path | None, typer.Option(help=f"Holds the server's key; or the variable {KEY_VARIABLE}.")]
+CaFile = Annotated[Path | None, typer.Option(help="Certificates to trust, for wss://. Default: the system's.")]
+RetryBusy = Annotated[float, typer.Option(help="Seconds to try again while the server is busy or loads.", min=0)]
+Prompt = Annotated[
+    str | None, typer.Option("-p", "--prompt", help="System prompt; '' for none. Default: the server's.")
+]
+Seed = Annotated[int, typer.Option(help="Of the voice's random draws.", min=0)]
+SkipBeyond = Annotated[
+    float | None, typer.Option(help="Let a slow server drop audio beyond this many seconds. Default: it keeps all.")
+]
+
 
 def main() -> None:
-    """Say what this version can do: nothing yet. Exits with status 1, or 0 for ``--version``."""
-    if sys.argv[1:] == ["--version"]:
-        print(version("voicechat-client"))
-        return
-    sys.exit(f"voicechat-client {version('voicechat-client')}: not implemented in this version; only voicechat-core is")
+    """Run the command. Whatever fails is one line on stderr and the status that ``--help`` lists."""
+    try:
+        app()
+    except ClientError as error:
+        _fail(error, error.exit_status)
+    except InputError as error:
+        _fail(error, 2)
+    except VoiceChatError as error:
+        _fail(error, 1)
+    except InterruptedBySignal as signal:
+        _fail(signal, 128 + signal.number)
+
+
+def _fail(error: Exception, status: int) -> NoReturn:
+    print("voicechat-client:", str(error).replace("\n", "\\n"), file=sys.stderr)
+    sys.exit(status)
+
+
+def _say(text: str) -> None:
+    try:
+        print(text, flush=True)
+    except OSError as error:
+        discard(sys.stdout)
+        if not isinstance(error, BrokenPipeError):  # whoever read it has enough
+            raise VoiceChatError(f"stdout cannot be written: {error.strerror}") from None
+
+
+@dataclass(frozen=True)
+class Server:
+    """Where it is, and how to come in."""
+
+    url: str
+    key: Key | None
+    ca_file: Path | None
+    retry_busy: float
+
+    def connect(self) -> Any:
+        """See ``client.connect``."""
+        return connect(
+            self.url,
+            key=self.key,
+            ca_file=self.ca_file,
+            retry_busy_seconds=self.retry_busy,
+            waiting=lambda error, seconds: note(f"{error}; again in {seconds:.1f} s"),
+        )
+
+
+# ---- send
+
+
+@dataclass
+class Check:
+    """Whether the answer is what a checkpoint gives. ``differences`` is None until that is known."""
+
+    checkpoint: str
+    spoken: Path
+    differences: list[Difference] | None = None
+    _heard: list[bytes] = field(default_factory=list)
+
+    def heard(self, event: wire.ServerEvent) -> None:
+        """Keep the sound: what ``--out`` is need not be readable."""
+        if isinstance(event, wire.ResponseAudioDelta):
+            self._heard.append(event.delta)
+
+    async def run(self, answer: Answer, options: wire.SessionOptions) -> None:
+        """Runs the model once more, so it takes as long as the conversation did."""
+        offline, sound = await generate(
+            self.checkpoint, self.spoken, system_prompt=options.system_prompt, seed=options.seed
+        )
+        self.differences = compare(answer.as_dict(), wire.samples_of(b"".join(self._heard)), offline, sound)
+
+    def verdict(self) -> list[str]:
+        """In lines; none where there is no verdict."""
+        if self.differences == []:
+            return [f"check: ids, codes, texts and sound are those of {self.checkpoint}"]
+        return [f"check: {difference}" for difference in self.differences or []]
+
+
+@dataclass
+class Sending:
+    """One recording to be sent, and what became of it."""
+
+    server: Server
+    audio: Path
+    options: wire.SessionOptions
+    pace: Literal["realtime", "fast"]
+    tail_samples: int
+    chunk_samples: int
+    outputs: Outputs
+    answer: Answer
+    check: Check | None
+    sent_samples: int = 0
+
+    async def run(self) -> None:
+        """Connect, send, hear; files are finished whatever happens, and not touched before the session is open."""
+        self.outputs.check()
+        async with opened(self.audio) as recording:
+            seconds = recording.seconds
+            total = None if seconds is None else seconds + self.tail_samples / wire.INPUT_RATE
+            with watching(total) as view:
+                async with self.server.connect() as conversation:
+                    await conversation.update(self.options)
+                    with self.outputs:
+                        await self._converse(conversation, recording, view)
+
+    async def _converse(self, conversation: Conversation, recording: Recording, view: View) -> None:
+        def heard(event: wire.ServerEvent) -> None:
+            self.answer.add(event, trio.current_time())
+            self.outputs.heard(event)
+            view.heard(event)
+            if self.check is not None:
+                self.check.heard(event)
+
+        def sent(samples: Pcm16) -> None:
+            self.sent_samples += len(samples)
+            self.outputs.sent(samples)
+            view.sent(samples)
+
+        self.answer.started(trio.current_time())
+        spoken = Blocks(recording, self.chunk_samples, tail_samples=self.tail_samples)
+        await send(conversation, spoken, pacer=Pacer(self.pace, wire.INPUT_RATE), heard=heard, sent=sent)
+
+    def as_dict(self, error: Exception | None) -> dict[str, Any]:
+        """For ``--json``; ``check`` is there once the answer was compared."""
+        found: dict[str, Any] = {**self.answer.as_dict(), "sent_samples": self.sent_samples}
+        if self.check is not None and self.check.differences is not None:
+            found["check"] = [str(difference) for difference in self.check.differences]
+        if error is not None:
+            found["error"] = str(error)
+        return found
+
+
+@app.command("send", epilog=f"{EXAMPLES}\n{STATUS}")
+def send_command(
+    audio: Annotated[
+        Path, typer.Argument(help="What the user says: a file of libsndfile, any rate and channels; - is a pipe.")
+    ],
+    url: Url = "ws://127.0.0.1:8080",
+    out: Annotated[Path, typer.Option(help="The answer: 22,050 Hz mono PCM16 WAV.")] = Path("response.wav"),
+    pace: Annotated[str, typer.Option(help="realtime, or fast: as quickly as the server takes it.")] = "realtime",
+    tail: Annotated[
+        float, typer.Option(help="Seconds of silence after the recording, to listen on.", min=0, max=3600)
+    ] = 3.0,
+    chunk_ms: Annotated[float, typer.Option(help="Milliseconds of audio in a message.", min=0.0625, max=10000)] = 20.0,
+    events: Annotated[Path | None, typer.Option(help="Every message, a JSON line each.")] = None,
+    stereo: Annotated[Path | None, typer.Option(help="User left, assistant right, on one clock.")] = None,
+    transcript: Annotated[Path | None, typer.Option(help="Who said what, and when, as JSON.")] = None,
+    prompt: Prompt = None,
+    seed: Seed = 0,
+    skip_beyond: SkipBeyond = None,
+    check: Annotated[
+        str | None, typer.Option(help="A checkpoint: compare with what voicechat generate answers with it.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout, nothing else.")] = False,
+    api_key_file: KeyFile = None,
+    ca_file: CaFile = None,
+    retry_busy: RetryBusy = 0.0,
+) -> None:
+    """Send a recording, show the conversation, write the answer."""
+    if pace not in ("realtime", "fast"):
+        raise InputError(f"--pace is {pace!r}; realtime or fast is needed")
+    with tempfile.TemporaryDirectory(prefix="voicechat-") as directory:
+        checking = None if check is None else Check(check, Path(directory) / "spoken.wav")
+        audio = expanded(audio)
+        sending = Sending(
+            server=Server(url, read_key(api_key_file, os.environ), ca_file, retry_busy),
+            audio=audio,
+            options=_options(prompt, seed, skip_beyond),
+            pace=pace,  # type: ignore[arg-type]
+            tail_samples=round(tail * wire.INPUT_RATE),
+            chunk_samples=round(chunk_ms * wire.INPUT_RATE / 1000),
+            outputs=Outputs(
+                wav=out,
+                stereo=stereo,
+                events=events,
+                transcript=transcript,
+                spoken=None if checking is None else checking.spoken,
+                inputs=[audio],
+            ),
+            answer=Answer(seed=seed),
+            check=checking,
+        )
+        error = _run(sending.run)
+        if error is None and checking is not None:
+            note("checking: voicechat generate runs on what was sent")
+            error = _run(partial(checking.run, sending.answer, sending.options))
+    if as_json:
+        _say(json.dumps(sending.as_dict(error)))
+    elif error is None or sending.answer.frames:
+        verdict = [] if checking is None else checking.verdict()
+        _say("\n".join([report(sending.answer, sending.sent_samples), str(out), *verdict]))
+    if error is not None:
+        raise error
+    if checking is not None and checking.differences:
+        raise typer.Exit(1)
+
+
+def _run(work: Callable[[], Awaitable[None]]) -> Exception | None:
+    try:
+        trio.run(until_interrupted, work)
+    except (VoiceChatError, InterruptedBySignal) as error:
+        return error
+    return None
+
+
+def _options(prompt: str | None, seed: int, skip_beyond: float | None) -> wire.SessionOptions:
+    lag = wire.LagPolicy() if skip_beyond is None else wire.LagPolicy(policy="skip", max_seconds=skip_beyond)
+    return wire.SessionOptions(system_prompt=prompt, seed=seed, lag=lag)
+
+
+# ---- ping
+
+
+@app.command("ping", epilog=STATUS)
+def ping_command(
+    url: Url = "ws://127.0.0.1:8080",
+    count: Annotated[int, typer.Option(help="How many.", min=1)] = 3,
+    api_key_file: KeyFile = None,
+    ca_file: CaFile = None,
+    retry_busy: RetryBusy = 0.0,
+) -> None:
+    """Connect, ask whether the server is there, and say how long it took. Takes its slot meanwhile."""
+    server = Server(url, read_key(api_key_file, os.environ), ca_file, retry_busy)
+    trio.run(until_interrupted, partial(_ping, server, count))
+
+
+async def _ping(server: Server, count: int) -> None:
+    begun = trio.current_time()
+    async with server.connect() as conversation:
+        _say(f"{server.url}: {conversation.created.session.id} after {1000 * (trio.current_time() - begun):.1f} ms")
+        for _ in range(count):
+            _say(f"pong after {1000 * await _one_ping(conversation):.1f} ms")
+
+
+async def _one_ping(conversation: Conversation) -> float:
+    seconds: float = await conversation.ping()
+    return seconds

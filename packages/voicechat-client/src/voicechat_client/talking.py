@@ -114,5 +114,3 @@ def talk_report(answer: Answer, counts: TalkReport) -> str:
         devices.append(f"muted for {counts.muted_seconds:.1f} s")
     lines.append(", ".join(devices))
     return "\n".join(lines)
-
-

@@ -1,0 +1,213 @@
+"""What is kept of a conversation, written while it goes on: the answer's sound, both voices, every event, the words.
+
+    with Outputs(wav=Path("response.wav"), events=Path("log.jsonl")) as outputs:
+        ... outputs.heard(event), outputs.sent(samples) ...
+
+Sound and events are valid files at any time; all are finished however the block ends. The words are written then.
+"""
+
+import contextlib
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self, TextIO
+
+import msgspec
+import numpy as np
+import trio
+
+from voicechat_client.answer import FRAME_SAMPLES
+from voicechat_client.recording import Pcm16
+from voicechat_client.stereo import StereoWriter
+from voicechat_core import wire
+from voicechat_core.audio import check_writable
+from voicechat_core.audio_stream import WavWriter
+from voicechat_core.errors import AudioError, InputError
+from voicechat_core.files import expanded
+
+__all__ = ["Outputs", "told"]
+
+FRAME_SECONDS: Final = 0.08
+SAMPLE_BYTES: Final = 2
+
+UserWords = wire.ConversationItemInputAudioTranscriptionDelta
+Words = UserWords | wire.ResponseTextDelta | wire.ResponseFunctionDelta
+SPEAKERS: Final = {UserWords: "user", wire.ResponseTextDelta: "assistant", wire.ResponseFunctionDelta: "function"}
+
+
+def told(event: wire.ServerEvent) -> dict[str, Any]:
+    """An event as the log tells it: audio by its number of samples."""
+    fields: dict[str, Any] = msgspec.to_builtins(event, builtin_types=(bytes,))
+    return {name: len(value) // SAMPLE_BYTES if isinstance(value, bytes) else value for name, value in fields.items()}
+
+
+class Outputs:
+    """The files of one conversation; None for what is not wanted."""
+
+    def __init__(
+        self,
+        *,
+        wav: Path | None = None,
+        stereo: Path | None = None,
+        events: Path | None = None,
+        transcript: Path | None = None,
+        spoken: Path | None = None,
+        inputs: Iterable[Path] = (),
+    ) -> None:
+        """Where they go. Nothing is opened yet.
+
+        Args:
+            wav: the answer, 22,050 Hz mono.
+            stereo: the user left and the answer right, on one clock, 22,050 Hz.
+            events: every message of the server, a JSON line each, with its time and the number of its samples.
+            transcript: who said what and when, as JSON.
+            spoken: what was sent, 16,000 Hz mono.
+            inputs: which none of them may be.
+
+        Raises:
+            InputError: when two of them are one file.
+        """
+        wanted = {"wav": wav, "stereo": stereo, "events": events, "transcript": transcript, "spoken": spoken}
+        self._paths = {name: expanded(path) for name, path in wanted.items() if path is not None}
+        _require_different([*map(expanded, inputs), *self._paths.values()])
+        self._open = contextlib.ExitStack()
+        self._wav: WavWriter | None = None
+        self._stereo: StereoWriter | None = None
+        self._events: TextIO | None = None
+        self._spoken: WavWriter | None = None
+        self._words: list[dict[str, Any]] = []
+        self._texts = dict.fromkeys(SPEAKERS.values(), "")
+        self._skipped = 0
+        self._began = 0.0
+
+    def check(self) -> None:
+        """Find out before the conversation, without touching a file, that one of them could not be written.
+
+        Raises:
+            AudioError: naming it.
+        """
+        for path in self._paths.values():
+            check_writable(path)
+
+    def __enter__(self) -> Self:
+        """Open all of them; what they held is gone.
+
+        Raises:
+            AudioError: naming the one that cannot be written.
+        """
+        with self._open:
+            self._began = trio.current_time()
+            self._wav = self._writer("wav", wire.OUTPUT_RATE)
+            self._spoken = self._writer("spoken", wire.INPUT_RATE)
+            if "stereo" in self._paths:
+                self._stereo = self._open.enter_context(StereoWriter(self._paths["stereo"]))
+            self._events = self._text("events")
+            if (transcript := self._text("transcript")) is not None:
+                self._open.callback(self._write_words, transcript)
+            self._open = self._open.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Finish them.
+
+        Raises:
+            AudioError: naming one that cannot be finished; an error in the block is the one to tell.
+        """
+        with contextlib.suppress(*([] if error is None else [AudioError])):
+            self._open.__exit__(kind, error, trace)
+
+    def sent(self, samples: Pcm16) -> None:
+        """Samples ``[S]`` that the server was sent.
+
+        Raises:
+            AudioError: when they cannot be written.
+        """
+        if self._spoken is not None:
+            self._spoken.write(samples)
+        if self._stereo is not None:
+            self._stereo.user(samples)
+
+    def heard(self, event: wire.ServerEvent) -> None:
+        """What the server says.
+
+        Raises:
+            AudioError: when it cannot be written.
+        """
+        if self._events is not None:
+            seconds = round(trio.current_time() - self._began, 4)
+            self._line(self._events, {"seconds": seconds, **told(event)})
+        if isinstance(event, wire.ResponseAudioDelta):
+            samples = wire.samples_of(event.delta)
+            if self._wav is not None:
+                self._wav.write(samples)
+            if self._stereo is not None:
+                self._stereo.assistant(samples)
+        elif isinstance(event, wire.SessionLag):
+            self._stay_on_the_clock(event.frames_skipped)
+        elif who := SPEAKERS.get(type(event)):
+            self._hear_words(who, event)  # type: ignore[arg-type]
+
+    def _stay_on_the_clock(self, skipped: int) -> None:
+        """Where the server dropped what the user said, nobody answers."""
+        if self._stereo is not None:
+            for _ in range(skipped - self._skipped):
+                self._stereo.assistant(np.zeros(FRAME_SAMPLES, np.int16))
+        self._skipped = max(skipped, self._skipped)
+
+    def _hear_words(self, who: str, event: Words) -> None:
+        whole = event.transcript if isinstance(event, UserWords) else event.text
+        if whole != self._texts[who] + event.delta:  # the server has thought again, and tells all of it
+            self._words = [word for word in self._words if word["who"] != who]
+        self._texts[who] = whole
+        self._words.append({"seconds": round(event.frame_index * FRAME_SECONDS, 2), "who": who, "text": event.delta})
+
+    # ---- files
+
+    def _writer(self, name: str, rate: int) -> WavWriter | None:
+        return self._open.enter_context(WavWriter(self._paths[name], rate)) if name in self._paths else None
+
+    def _text(self, name: str) -> TextIO | None:
+        return self._open.enter_context(_text_file(self._paths[name])) if name in self._paths else None
+
+    def _line(self, file: TextIO, value: object) -> None:
+        with _about(Path(file.name)):
+            file.write(json.dumps(value) + "\n")
+
+    def _write_words(self, file: TextIO) -> None:
+        self._line(file, self._words)
+
+
+def _require_different(paths: list[Path]) -> None:
+    seen: dict[object, Path] = {}
+    for path in paths:
+        where = _identity(path)
+        if where in seen:
+            raise InputError(f"{path} and {seen[where]} are one file; each input and output needs its own")
+        if not path.is_char_device():  # /dev/null may be everything
+            seen[where] = path
+
+
+def _identity(path: Path) -> object:
+    """The same for all names of a file, hard links too; of one that is still to come, its place."""
+    try:
+        found = path.stat()
+    except OSError:
+        return path.resolve()
+    return found.st_dev, found.st_ino
+
+
+@contextlib.contextmanager
+def _text_file(path: Path) -> Iterator[TextIO]:
+    with _about(path), path.open("w", encoding="utf-8", buffering=1) as file:
+        yield file
+
+
+@contextlib.contextmanager
+def _about(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise AudioError(f"{path}: cannot be written: {error.strerror}") from None

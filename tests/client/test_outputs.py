@@ -1,0 +1,186 @@
+"""What is kept of a conversation: which files, what is in them, and what cannot be."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import soundfile
+import trio
+from trio.testing import MockClock
+
+from tests.client.events import FRAME, assistant, done, frame, function, lag, user
+from voicechat_client.outputs import Outputs
+from voicechat_core.errors import AudioError, InputError
+
+
+def run(test: Callable[[], Any]) -> None:
+    trio.run(test, clock=MockClock(autojump_threshold=0))
+
+
+def test_everything_that_is_kept(tmp_path: Path) -> None:
+    names = {"wav": "a.wav", "stereo": "s.wav", "spoken": "u.wav", "events": "e.jsonl", "transcript": "t.json"}
+    paths = {name: tmp_path / file for name, file in names.items()}
+    said = np.arange(1280, dtype=np.int16)
+
+    async def main() -> None:
+        with Outputs(**paths) as outputs:
+            outputs.sent(said)
+            await trio.sleep(0.25)
+            outputs.heard(user(0, "Good", "Good"))
+            outputs.heard(frame(0, sample=-7))
+            await trio.sleep(0.08)
+            outputs.heard(user(1, " day", "Good day"))
+            outputs.heard(assistant(1, "Hi", "Hi"))
+            outputs.heard(function(1, "{", "{"))
+            outputs.heard(frame(1, sample=9))
+            outputs.heard(done(2))
+
+    run(main)
+    answer, rate = soundfile.read(paths["wav"], dtype="int16")
+    assert rate == 22050
+    assert answer.tolist() == [-7] * FRAME + [9] * FRAME
+    spoken, rate = soundfile.read(paths["spoken"], dtype="int16")
+    assert rate == 16000
+    assert np.array_equal(spoken, said)
+    both, rate = soundfile.read(paths["stereo"], dtype="int16")
+    assert rate == 22050
+    assert both[:, 1].tolist() == answer.tolist()
+    assert np.abs(both[100:1600, 0] - np.arange(100, 1600) * 16000 / 22050).max() < 2
+    assert not both[FRAME:, 0].any()
+    log = [json.loads(line) for line in paths["events"].read_text().splitlines()]
+    assert [(event["seconds"], event["type"].split(".")[-2]) for event in log] == [
+        (0.25, "input_audio_transcription"), (0.25, "audio"), (0.33, "input_audio_transcription"),
+        (0.33, "text"), (0.33, "function"), (0.33, "audio"), (0.33, "response"),
+    ]  # fmt: skip
+    assert log[1]["delta"] == FRAME
+    assert log[1]["audio_codes"] == list(range(31))
+    assert log[4] == {
+        "seconds": 0.33, "type": "response.function.delta", "event_id": "e",
+        "frame_index": 1, "token_id": 1, "delta": "{", "text": "{",
+    }  # fmt: skip
+    assert json.loads(paths["transcript"].read_text()) == [
+        {"seconds": 0.0, "who": "user", "text": "Good"},
+        {"seconds": 0.08, "who": "user", "text": " day"},
+        {"seconds": 0.08, "who": "assistant", "text": "Hi"},
+        {"seconds": 0.08, "who": "function", "text": "{"},
+    ]
+
+
+def test_a_transcript_that_is_revised(tmp_path: Path) -> None:
+    """The server has thought again: what it said before of this speaker is void."""
+    path = tmp_path / "t.json"
+
+    async def main() -> None:
+        with Outputs(transcript=path) as outputs:
+            outputs.heard(user(0, "Goat", "Goat"))
+            outputs.heard(assistant(0, "Hi", "Hi"))
+            outputs.heard(user(5, "Good day", "Good day"))
+            outputs.heard(user(6, ".", "Good day."))
+
+    run(main)
+    assert json.loads(path.read_text()) == [
+        {"seconds": 0.0, "who": "assistant", "text": "Hi"},
+        {"seconds": 0.4, "who": "user", "text": "Good day"},
+        {"seconds": 0.48, "who": "user", "text": "."},
+    ]
+
+
+def test_what_the_server_skipped_is_silence(tmp_path: Path) -> None:
+    """Both voices stay on one clock; the answer by itself has no gap."""
+    stereo, wav = tmp_path / "s.wav", tmp_path / "a.wav"
+
+    async def main() -> None:
+        with Outputs(stereo=stereo, wav=wav) as outputs:
+            outputs.sent(np.full(5 * 1280, 1000, np.int16))
+            outputs.heard(frame(0, sample=7))
+            outputs.heard(lag(80, skipped=2))
+            outputs.heard(lag(80, skipped=2))
+            outputs.heard(frame(1, sample=8))
+            outputs.heard(lag(0, skipped=3))
+
+    run(main)
+    right = soundfile.read(stereo, dtype="int16")[0][:, 1]
+    assert right.tolist() == [7] * FRAME + [0] * 2 * FRAME + [8] * FRAME + [0] * FRAME
+    assert soundfile.read(wav, dtype="int16")[0].tolist() == [7] * FRAME + [8] * FRAME
+
+
+def test_nothing_is_touched_before_it_is_open(tmp_path: Path) -> None:
+    path = tmp_path / "a.wav"
+    path.write_bytes(b"from before")
+    Outputs(wav=path, events=tmp_path / "new").check()
+    assert path.read_bytes() == b"from before"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_an_error_in_the_block_finishes_the_files_and_is_told(tmp_path: Path) -> None:
+    """Also where a file cannot be finished."""
+
+    def breaks() -> None:
+        with Outputs(wav=tmp_path / "a.wav", transcript=Path("/dev/full")) as outputs:
+            outputs.heard(frame(0, sample=5))
+            raise KeyError
+
+    async def main() -> None:
+        with pytest.raises(KeyError):
+            breaks()
+        assert soundfile.read(tmp_path / "a.wav", dtype="int16")[0].tolist() == [5] * FRAME
+        with pytest.raises(AudioError, match=r"^/dev/full: .*No space left"), Outputs(transcript=Path("/dev/full")):
+            pass
+
+    run(main)
+
+
+@pytest.mark.parametrize("name", ["wav", "stereo", "spoken", "events"])
+def test_a_full_disk_is_one_error(name: str) -> None:
+    async def main() -> None:
+        with Outputs(**{name: Path("/dev/full")}) as outputs:
+            for index in range(2):
+                outputs.sent(np.zeros(1280, np.int16))
+                outputs.heard(frame(index))
+
+    with pytest.raises(AudioError, match=r"^/dev/full: .*No space left"):
+        run(main)
+
+
+@pytest.mark.parametrize("name", ["wav", "stereo", "events", "transcript", "spoken"])
+def test_places_that_cannot_be(name: str, tmp_path: Path) -> None:
+    for place, said in ((tmp_path / "no" / "file", "there is no directory"), (tmp_path, "is a directory")):
+        with pytest.raises(AudioError, match=f"^{place}: {said}"):
+            Outputs(**{name: place}).check()
+
+    async def main() -> None:
+        with pytest.raises(AudioError, match=str(tmp_path)), Outputs(**{name: tmp_path}):
+            pass
+
+    run(main)
+
+
+def test_two_names_for_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    question = tmp_path / "q.wav"
+    question.write_bytes(b"x")
+    (tmp_path / "link.wav").symlink_to(question)
+    (tmp_path / "hard.wav").hardlink_to(question)
+    for other in (str(question), "q.wav", "link.wav", "~/q.wav", "hard.wav", "./q.wav"):
+        with pytest.raises(InputError, match="are one file"):
+            Outputs(wav=Path(other), inputs=[question])
+        with pytest.raises(InputError, match="are one file"):
+            Outputs(wav=Path(other), events=question)
+    with pytest.raises(InputError, match="are one file"):
+        Outputs(wav=Path("new.wav"), stereo=tmp_path / "new.wav")
+    Outputs(wav=Path("/dev/null"), stereo=Path("/dev/null"), inputs=[question, Path("-")])
+
+
+def test_a_home_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+    async def main() -> None:
+        with Outputs(wav=Path("~/a.wav"), events=Path("~/e.jsonl"), stereo=Path("~/s.wav")):
+            pass
+
+    run(main)
+    assert {path.name for path in tmp_path.iterdir()} == {"a.wav", "e.jsonl", "s.wav"}
