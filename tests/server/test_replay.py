@@ -604,6 +604,24 @@ def test_two_frames_may_be_told_that_the_socket_never_took(tmp_path: Path) -> No
     assert len(read(folder).said) == 1
 
 
+def test_who_left_before_the_last_word_has_left(tmp_path: Path, tiny: VoiceChat) -> None:
+    """The protocol had said it already; the recording does not say that it was heard."""
+
+    async def script(home: House) -> None:
+        peer = await home.begin()
+        await peer.say(append(sound(3)))
+        await peer.say(COMMIT)
+        for _ in range(3):
+            await hear_until(peer, "response.audio.delta")
+        await trio.sleep(20 * SECONDS)
+        peer.leave()
+
+    folder = record(tmp_path, tiny, script)
+    ended = facts(folder)["ended"]
+    assert (ended["frames"], ended["ended_by"], ended["code"]) == (3, "the peer left", 1000)
+    assert (again(folder, tiny).same, again(folder, tiny).frames) == (True, 3)
+
+
 def test_sound_that_no_line_tells_of(folder: Path) -> None:
     with (folder / "output.pcm").open("ab") as file:
         file.write(bytes(20))
