@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import trio
-from trio.testing import MockClock, wait_all_tasks_blocked
+from trio.testing import MockClock, lockstep_stream_pair, wait_all_tasks_blocked
 
+from tests.server.clients import Client, said
 from tests.server.fake_worker import FakeVoiceChat, FakeWorker
+from voicechat_core import InputError
 from voicechat_server.admission import Admission
 from voicechat_server.app import App, Settings
 from voicechat_server.auth import Gate
@@ -55,6 +57,25 @@ async def hear_until(peer: MemoryPeer, kind: str) -> list[dict[str, Any]]:
 
 def kinds(messages: list[dict[str, Any]]) -> list[str]:
     return [message["type"] for message in messages]
+
+
+class Door(trio.abc.Listener[trio.abc.Stream]):
+    """A listener without a network: who knocks comes in."""
+
+    def __init__(self) -> None:
+        self._in, self._out = trio.open_memory_channel[trio.abc.Stream](0)
+
+    async def knock(self) -> trio.abc.Stream:
+        """The peer's end; what one end sends waits until the other takes it."""
+        ours, theirs = lockstep_stream_pair()
+        await self._in.send(theirs)
+        return ours
+
+    async def accept(self) -> trio.abc.Stream:
+        return await self._out.receive()
+
+    async def aclose(self) -> None:
+        self._out.close()
 
 
 class House:
@@ -264,6 +285,50 @@ def test_a_server_that_stops_says_so() -> None:
     run(main)
 
 
+def test_a_peer_that_neither_reads_nor_leaves_does_not_hold_a_server_that_stops() -> None:
+    """Its message may take for ever to be written; the server has a deadline of its own."""
+
+    async def main() -> None:
+        settings, door = Settings(model="fake", write_seconds=1e6, shutdown_seconds=7), Door()
+        async with FakeWorker() as worker, trio.open_nursery() as nursery:
+            await worker.loaded()
+            app = App(worker, settings, Gate(None))
+            over = trio.Event()
+
+            async def serve() -> None:
+                await app.run([door])
+                over.set()
+
+            nursery.start_soon(serve)
+            peer = Client(await door.knock())
+            await peer.upgrade()
+            assert (await peer.hear())["type"] == "session.created"
+            await peer.write(said("session.update"))
+            await trio.sleep(100)  # session.updated waits to be read
+            assert app.admission.taken == 1
+            app.stop()
+            stopped = trio.current_time()
+            await over.wait()
+            assert 7 <= trio.current_time() - stopped < 7 + 2 * settings.socket_limits.close_seconds + 1
+            assert app.admission.taken == 0
+
+    run(main)
+
+
+def test_who_is_refused_and_does_not_read_is_let_go() -> None:
+    async def main() -> None:
+        async with house() as home:
+            await home.begin()
+            deaf = home.enter()
+            seconds = home.app._settings.http_limits.write_seconds
+            await trio.sleep(seconds - 0.1)
+            assert deaf.closed is None
+            await trio.sleep(0.2)
+            assert deaf.closed == (1013, "busy")
+
+    run(main)
+
+
 def test_health_and_readiness() -> None:
     async def main() -> None:
         async with house() as home:
@@ -328,6 +393,46 @@ def test_what_a_session_asks_for_reaches_the_model() -> None:
             messages = await hear_all(peer)
             assert kinds(messages).count("response.audio.delta") == 3
             assert home.worker.voicechat.opened[0]["system_prompt"] == "Be kind."
+
+    run(main)
+
+
+class Choosy(FakeVoiceChat):
+    """It opens no session with seed 1."""
+
+    def session(self, **options: Any) -> Any:
+        if options.get("seed") == 1:
+            raise InputError("not this seed")
+        return super().session(**options)
+
+
+def test_a_session_that_failed_is_closed_before_the_next_is_opened() -> None:
+    """Else each update that fails would be held until its connection ends."""
+
+    async def main() -> None:
+        async with house(voicechat=Choosy()) as home:
+            peer = home.enter()
+            await hear_until(peer, "session.created")
+            for _ in range(3):
+                await peer.say(json.dumps({"type": "session.update", "session": {"seed": 1}}))
+                await hear_until(peer, "error")
+            await peer.say(UPDATE)
+            await hear_until(peer, "session.updated")
+            await wait_all_tasks_blocked()
+            assert home.worker.held_sessions == 1
+
+    run(main)
+
+
+def test_a_frame_that_waits_in_part_is_counted_as_one() -> None:
+    """Of 12.5 frames the first has read its 200 samples: 15,800 wait, twelve frames and a part of one."""
+
+    async def main() -> None:
+        async with house(frame_seconds=10) as home:
+            peer = await home.begin()
+            await peer.say(append(12.5))
+            (lag,) = await hear_until(peer, "session.lag")
+            assert (lag["frames_waiting"], lag["behind_ms"]) == (13, 988)
 
     run(main)
 

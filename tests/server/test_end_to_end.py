@@ -61,34 +61,51 @@ def pcm() -> np.ndarray:
     return float_to_pcm16(read_audio(SPOKEN, 16000), 32768)
 
 
-@pytest.mark.parametrize("chunk", [1279, 1280, 1281, 5000, 10**6])
+# In the order in which a frame is told: its words first, then its sound, which is the only one that always comes.
+IN_A_FRAME = (
+    "conversation.item.input_audio_transcription.delta",
+    "response.text.delta",
+    "response.function.delta",
+    "response.audio.delta",
+)
+
+
+def require_order(heard: list[dict[str, Any]], frames: int) -> None:
+    """Each frame whole, in order and without a gap; behind the last one only what its last tokens left unfinished."""
+    told = [(m["frame_index"], IN_A_FRAME.index(m["type"])) for m in heard if m["type"] in IN_A_FRAME]
+    ends = [place for place, (_, kind) in enumerate(told) if kind == 3]
+    assert [told[place][0] for place in ends] == list(range(frames))
+    begin = 0
+    for index, end in enumerate(ends):
+        kinds = [kind for _, kind in told[begin : end + 1]]
+        assert {frame for frame, _ in told[begin : end + 1]} == {index}
+        assert kinds == sorted(set(kinds)), (index, kinds)
+        begin = end + 1
+    rest = told[begin:]
+    assert rest == sorted(set(rest))
+    assert {frame for frame, _ in rest} <= {frames - 1}
+    assert (heard[-1]["type"], heard[-1]["frame_index"]) == ("response.done", frames)
+    others = [m["type"] for m in heard if m["type"] not in (*IN_A_FRAME, "session.lag")]
+    assert others == ["input_audio_buffer.committed", "response.done"]
+
+
+# The whole file each time, up to 47,840 messages of one sample; the server's answers are read while they are sent.
+@pytest.mark.parametrize("chunk", [1, 159, 160, 1279, 1280, 1281, 5000, 10**6])
 def test_what_a_client_gets_is_what_generate_gives(server: str, tiny: VoiceChat, pcm: np.ndarray, chunk: int) -> None:
     expected = tiny.generate(pcm, system_prompt="Be concise.", seed=5)
     heard, code = trio.run(lambda: converse(server, pcm, chunk, system_prompt="Be concise.", seed=5))
     assert code == 1000
+    require_order(heard, expected.frames)
     audio = [m for m in heard if m["type"] == "response.audio.delta"]
-    assert [m["frame_index"] for m in audio] == list(range(expected.frames))
     assert [m["text_token"] for m in audio] == expected.text_tokens
     assert [m["function_token"] for m in audio] == expected.function_tokens
     assert np.array_equal([m["audio_codes"] for m in audio], expected.audio_codes)
     stream = np.concatenate([np.frombuffer(base64.b64decode(m["delta"]), "<i2") for m in audio]).astype(int)
     offline = float_to_pcm16(expected.audio).astype(int)
     assert np.abs(stream[14:] - offline[6:-8]).max() <= 1
-    texts = {
-        name: "".join(m["delta"] for m in heard if m["type"] == f"response.{name}.delta")
-        for name in ("text", "function")
-    }
-    assert texts == {"text": expected.text, "function": expected.function_text}
-    assert heard[-1]["type"] == "response.done"
-
-
-def test_chunks_of_single_samples(server: str, tiny: VoiceChat, pcm: np.ndarray) -> None:
-    """And of 159 and 160: the first frames, since each message is one sample."""
-    expected = tiny.generate(pcm[:3000], seed=1)
-    for chunk in (1, 159, 160):
-        heard, _ = trio.run(lambda size=chunk: converse(server, pcm[:3000], size, seed=1))
-        audio = [m for m in heard if m["type"] == "response.audio.delta"]
-        assert np.array_equal([m["audio_codes"] for m in audio], expected.audio_codes)
+    spoken = ["".join(m["delta"] for m in heard if m["type"] == kind) for kind in IN_A_FRAME[:3]]
+    assert all(spoken)
+    assert spoken == [expected.transcript, expected.text, expected.function_text]
 
 
 def test_plain_http(server: str) -> None:

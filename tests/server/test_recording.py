@@ -24,6 +24,7 @@ from tests.server.recording_house import (
     COMMIT,
     FINGERPRINT,
     PING,
+    RecordedWorker,
     append,
     at_once,
     facts,
@@ -37,8 +38,12 @@ from tests.server.recording_house import (
     update,
 )
 from voicechat_core import InputError
+from voicechat_server.app import App, Settings
+from voicechat_server.auth import Gate
+from voicechat_server.http import Request
 from voicechat_server.recording import OnDisk, Recorder, RecordingLimits, Recordings, recorded
 from voicechat_server.recording_files import Folder
+from voicechat_server.transport import MemoryPeer, memory_transport
 
 HEARD = sound(3.5)
 
@@ -267,6 +272,25 @@ def test_what_is_there_while_the_conversation_goes_on(tmp_path: Path) -> None:
             sent = [line["message"]["type"] for line in of("server", lines(folder))]
             assert sent.count("response.audio.delta") == 4
             peer.leave()
+
+    run(main)
+
+
+def test_input_that_waits_for_room_was_not_heard(tmp_path: Path) -> None:
+    """Of three messages one waits, as more than a second is queued; the session never gets it."""
+
+    async def main() -> None:
+        async with house(tmp_path, frame_seconds=1000, most_input_seconds=1.0) as home:
+            peer = await home.begin()
+            parts = [sound(10, seed=part) for part in range(3)]
+            for part in parts:
+                await peer.say(append(part))
+            await wait_all_tasks_blocked()
+            home.cancel.cancel()
+            await home.over.wait()
+            log = lines(home.folder())
+            assert [line["message"]["type"] for line in of("client", log)].count("input_audio_buffer.append") == 3
+            assert np.array_equal(pcm(home.folder() / "input.pcm"), np.concatenate(parts[:2]))
 
     run(main)
 
@@ -670,6 +694,36 @@ def test_a_thread_writes_and_is_left_alone_when_it_hangs(tmp_path: Path, monkeyp
 
 
 # ---- before the server starts
+
+
+def test_while_the_model_loads_nothing_is_recorded(tmp_path: Path) -> None:
+    """It has no fingerprint yet; who comes is refused, and leaves no folder."""
+
+    async def main() -> None:
+        recordings = Recordings(tmp_path, model="m", checkpoint=tmp_path, precision="auto", on_disk=at_once)
+        model = FakeVoiceChat()
+        model.model.fingerprint = FINGERPRINT
+        async with RecordedWorker(recordings, model, load_seconds=100) as worker, trio.open_nursery() as nursery:
+            app = App(worker, Settings(model="fake"), Gate(None), recordings=recordings)
+
+            def enter() -> MemoryPeer:
+                transport, peer = memory_transport()
+                nursery.start_soon(app._talk, transport, Request("GET", "/v1/realtime", "", ()))
+                return peer
+
+            early = enter()
+            assert [m["error"]["code"] for m in await hear_all(early)] == ["model_loading"]
+            assert early.closed == (1013, "loading")
+            assert list(tmp_path.iterdir()) == []
+            await worker.loaded()
+            peer = enter()
+            created = await hear_until(peer, "session.created")
+            assert created[0]["session"]["recording"] is True
+            peer.leave()
+        (folder,) = tmp_path.iterdir()
+        assert facts(folder)["fingerprint"] == FINGERPRINT
+
+    run(main)
 
 
 def test_a_place_that_cannot_hold_recordings_is_refused_at_the_start(tmp_path: Path) -> None:

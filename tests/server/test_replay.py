@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import trio
 
+from tests.server.fake_worker import FakeVoiceChat
 from tests.server.recording_house import (
     CANCEL,
     COMMIT,
@@ -33,12 +34,12 @@ SECONDS = 0.08  # of a frame, by the mock clock
 Script = Callable[[House], Awaitable[None]]
 
 
-def record(root: Path, tiny: VoiceChat, script: Script, **options: Any) -> Path:
+def record(root: Path, model: VoiceChat | FakeVoiceChat, script: Script, **options: Any) -> Path:
     """The folder of one conversation."""
     found: list[Path] = []
 
     async def main() -> None:
-        async with house(root, voicechat=tiny, frame_seconds=SECONDS, **options) as home:
+        async with house(root, voicechat=model, frame_seconds=SECONDS, **options) as home:
             await script(home)
             await home.over.wait()
             found.append(home.folder())
@@ -515,6 +516,129 @@ def test_files_that_are_broken(folder: Path, plain: Path) -> None:
         with pytest.raises(InputError, match=rf"{name}: cannot be read: No such file"):
             read(folder)
         (folder / name).write_bytes((plain / name).read_bytes())
+
+
+# ---- a recording that says it is complete, and is not
+
+
+def keep_lines(folder: Path, keep: Callable[[dict[str, Any]], bool]) -> None:
+    kept = [line for line in lines(folder) if keep(line)]
+    (folder / "wire.jsonl").write_text("".join(json.dumps(line) + "\n" for line in kept))
+
+
+def kind_of(line: dict[str, Any]) -> str:
+    kind: str = line.get("message", {}).get("type", line["what"])
+    return kind
+
+
+def end_at(folder: Path, taken: int, told: int) -> None:
+    """As if the peer had left after so many frames, of those that were told."""
+    every = lines(folder)
+    last = [n for n, line in enumerate(every) if kind_of(line) == "response.audio.delta"][taken]
+    (folder / "wire.jsonl").write_text("".join(json.dumps(line) + "\n" for line in every[:last]))
+    (folder / "output.pcm").write_bytes((folder / "output.pcm").read_bytes()[: 2 * 1764 * taken])
+    ending = {**facts(folder)["ended"], "frames": told, "ended_by": "the peer left"}
+    change_facts(folder, ended=ending, output_samples=1764 * taken)
+
+
+@pytest.mark.parametrize(
+    ("gone", "complaint"),
+    [
+        ("", r"wire\.jsonl: tells of no opening; session\.json has one"),
+        ("server", r"wire\.jsonl: has 0 frames; session\.json tells of 9"),
+        ("the last lines", r"wire\.jsonl: has 6 frames; session\.json tells of 9"),
+        (
+            "response.done",
+            r"wire\.jsonl: response\.\S+ is the last that was said; session\.json tells of .*response\.done",
+        ),
+    ],
+)
+def test_a_log_that_has_lost_lines(folder: Path, gone: str, complaint: str) -> None:
+    every = lines(folder)
+    audio = [n for n, line in enumerate(every) if kind_of(line) == "response.audio.delta"]
+    if gone == "the last lines":
+        keep_lines(folder, lambda line: line in every[: audio[6]])
+    else:
+        keep_lines(folder, lambda line: bool(gone) and gone not in (line["what"], kind_of(line)))
+    with pytest.raises(InputError, match=complaint):
+        read(folder)
+    change_facts(folder, complete=False)
+    assert read(folder).notes == ["the recording is not complete: it was cut off"]
+
+
+@pytest.mark.parametrize("frames", [8, 10, 77])
+def test_an_end_that_tells_of_other_frames(folder: Path, frames: int) -> None:
+    change_facts(folder, ended={**facts(folder)["ended"], "frames": frames})
+    with pytest.raises(InputError, match=rf"wire\.jsonl: has 9 frames; session\.json tells of {frames}$"):
+        read(folder)
+
+
+def test_an_end_that_is_not_told(folder: Path) -> None:
+    change_facts(folder, ended=None)
+    with pytest.raises(InputError, match=r"session\.json: complete is true, and ended is null"):
+        read(folder)
+
+
+@pytest.mark.parametrize(("told", "fits"), [(5, False), (6, True), (7, True), (8, True), (9, False)])
+def test_of_a_peer_that_left_some_frames_were_not_taken(folder: Path, tiny: VoiceChat, told: int, fits: bool) -> None:
+    end_at(folder, 6, told)
+    if fits:
+        assert (again(folder, tiny).same, again(folder, tiny).frames) == (True, 6)
+        return
+    with pytest.raises(InputError, match=rf"wire\.jsonl: has 6 frames; session\.json tells of {told}$"):
+        read(folder)
+
+
+def test_two_frames_may_be_told_that_the_socket_never_took(tmp_path: Path) -> None:
+    """One in the writer's hands, one behind it; of a model that says nothing but sound."""
+
+    async def script(home: House) -> None:
+        peer = await home.begin()
+        await peer.say(append(sound(12.5)))
+        await hear_until(peer, "response.audio.delta")
+        await trio.sleep(20 * SECONDS)
+        peer.leave()
+
+    folder = record(tmp_path, FakeVoiceChat(), script)
+    assert (facts(folder)["ended"]["frames"], len(audio_of(folder))) == (3, 1)
+    assert len(read(folder).said) == 1
+
+
+def test_who_left_before_the_last_word_has_left(tmp_path: Path, tiny: VoiceChat) -> None:
+    """The protocol had said it already; the recording does not say that it was heard."""
+
+    async def script(home: House) -> None:
+        peer = await home.begin()
+        await peer.say(append(sound(3)))
+        await peer.say(COMMIT)
+        for _ in range(3):
+            await hear_until(peer, "response.audio.delta")
+        await trio.sleep(20 * SECONDS)
+        peer.leave()
+
+    folder = record(tmp_path, tiny, script)
+    ended = facts(folder)["ended"]
+    assert (ended["frames"], ended["ended_by"], ended["code"]) == (3, "the peer left", 1000)
+    assert (again(folder, tiny).same, again(folder, tiny).frames) == (True, 3)
+
+
+def test_sound_that_no_line_tells_of(folder: Path) -> None:
+    with (folder / "output.pcm").open("ab") as file:
+        file.write(bytes(20))
+    change_facts(folder, output_samples=15886)
+    with pytest.raises(InputError, match=r"output\.pcm: has 15886 samples; wire\.jsonl tells of 15876$"):
+        read(folder)
+
+
+def test_where_nothing_was_said_nothing_is_compared(tmp_path: Path, tiny: VoiceChat) -> None:
+    async def script(home: House) -> None:
+        peer = await home.begin()
+        peer.leave()
+
+    report = again(record(tmp_path, tiny, script), tiny)
+    assert (report.same, report.frames, report.messages) == (True, 0, 0)
+    assert report.notes == ["nothing was compared: wire.jsonl has nothing that the session said"]
+    assert "note: nothing was compared" in report.text()
 
 
 def test_a_connection_without_a_session(tmp_path: Path, tiny: VoiceChat) -> None:

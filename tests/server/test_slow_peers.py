@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.trio, pytest.mark.usefixtures("unharmed")]
 
 HEADER_SECONDS, WRITE_SECONDS = 3.0, 4.0  # by its options; 10 each if it is not told
 CLOSE_SECONDS = 2.0  # for a close frame to be answered, and again for the peer to hang up
-LATE = 2.0  # how much later than promised it may be on a busy machine
+LATE = 5.0  # how much later than promised it may be on a busy machine; 10 s, if an option were not obeyed, is too late
 TIMED_OUT = b"408 Request Timeout\n"
 
 
@@ -129,9 +129,9 @@ async def test_all_of_them_and_those_who_are_served_meanwhile(server: ServerProc
             asked = trio.current_time()
             status, _ = await trio.to_thread.run_sync(server.get, "/health")
             assert status == 200
-            assert trio.current_time() - asked < 1
+            assert trio.current_time() - asked < HEADER_SECONDS  # not as long as any of them takes
             await trio.sleep(0.1)
-    assert time.monotonic() - began < 25
+    assert time.monotonic() - began < 40  # one after the other they would take a minute
 
 
 async def test_who_does_not_answer_a_close_keeps_no_slot(server: ServerProcess) -> None:

@@ -63,8 +63,12 @@ async def test_the_next_client_hears_nothing_of_it(server: ServerProcess, expect
         assert [message["text_token"] for message in audio] == answer.text_tokens
         assert [message["function_token"] for message in audio] == answer.function_tokens
         assert np.array_equal([message["audio_codes"] for message in audio], answer.audio_codes)
-        for kind, text in (("text", answer.text), ("function", answer.function_text)):
-            assert "".join(m["delta"] for m in heard if m["type"] == f"response.{kind}.delta") == text
+        for kind, text in (
+            ("response.text", answer.text),
+            ("response.function", answer.function_text),
+            ("conversation.item.input_audio_transcription", answer.transcript),
+        ):
+            assert "".join(m["delta"] for m in heard if m["type"] == f"{kind}.delta") == text
         assert heard[-1]["type"] == "response.done"
     ended = [line["ended_by"] for line in server.sessions()]
     assert ended == ["the peer left", "done"] * TIMES

@@ -108,6 +108,8 @@ class Connection:
         finally:
             if self._session is not None:
                 self._session.close()
+        # The protocol's last word may have been said, and not been heard: then this is how it ended.
+        self._conversation.ended_by = self._close.reason
         return self._close
 
     @property

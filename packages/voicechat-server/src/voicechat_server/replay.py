@@ -32,6 +32,7 @@ from voicechat_server.recording_files import (
     LOG,
     OUTPUT,
     SESSION,
+    Asked,
     Flushed,
     FromServer,
     Line,
@@ -61,6 +62,9 @@ SAID: Final = {
     )
 }
 AUDIO: Final = wire.ResponseAudioDelta.__struct_config__.tag
+DONE: Final = wire.ResponseDone.__struct_config__.tag
+# Frames that were told and that no socket took, where the peer is gone: one in the writer's hands, one behind it.
+UNTAKEN: Final = 2
 # Compared in this order, so that a cause is told before its effects: ids, then codes, then what is made of them.
 FIRST: Final = ("type", "frame_index", "text_token", "function_token", "token_id", "audio_codes")
 NOTHING: Final = "nothing"
@@ -172,7 +176,8 @@ def read(folder: str | PathLike[str]) -> Recorded:
     """Read a recording.
 
     Raises:
-        InputError: naming the file: it is not there, or not what a recording has.
+        InputError: naming the file: it is not there, or not what a recording has; or the recording is complete, and its
+            files contradict each other.
     """
     path = Path(folder)
     _require_one(path)
@@ -182,6 +187,9 @@ def read(folder: str | PathLike[str]) -> Recorded:
     notes = [] if facts.complete else [f"the recording is not complete: {facts.incomplete_because or 'it was cut off'}"]
     lines = _lines(path, facts, notes)
     said = [line.message for line in lines if isinstance(line, FromServer)]
+    if facts.complete:
+        _require_opening(path, lines)
+        _require_ending(path, facts, said)
     flushes = [line for line in lines if isinstance(line, Flushed)]
     return Recorded(
         folder=path,
@@ -218,7 +226,7 @@ def _facts(path: Path) -> SessionFile:
 def _lines(path: Path, facts: SessionFile, notes: list[str]) -> list[Line]:
     """What matters of all that passed. A log may be long, and mostly pings."""
     every = _every_line(path, facts, notes)
-    return [line for line in every if isinstance(line, Flushed | SkippedFrames) or _is_said(line)]
+    return [line for line in every if isinstance(line, Asked | Flushed | SkippedFrames) or _is_said(line)]
 
 
 def _is_said(line: Line) -> bool:
@@ -239,6 +247,27 @@ def _every_line(path: Path, facts: SessionFile, notes: list[str]) -> Iterator[Li
                 yield decoder.decode(text)
             except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
                 raise InputError(f"{path / LOG}: line {number} cannot be read: {error}") from error
+
+
+# Of a complete recording, what one file says of the session must be what the others say: else it has lost something.
+
+
+def _require_opening(path: Path, lines: list[Line]) -> None:
+    if not any(isinstance(line, Asked) for line in lines):
+        raise InputError(f"{path / LOG}: tells of no opening; {SESSION} has one, and that the recording is complete")
+
+
+def _require_ending(path: Path, facts: SessionFile, said: list[dict[str, Any]]) -> None:
+    ended = facts.ended
+    if ended is None:
+        raise InputError(f"{path / SESSION}: complete is true, and ended is null; a complete recording has an end")
+    frames = sum(message["type"] == AUDIO for message in said)
+    untaken = 0 if ended.ended_by == "done" else UNTAKEN
+    if not frames <= ended.frames <= frames + untaken:
+        raise InputError(f"{path / LOG}: has {frames} frames; {SESSION} tells of {ended.frames}")
+    last = said[-1]["type"] if said else NOTHING
+    if ended.ended_by == "done" and last != DONE:
+        raise InputError(f"{path / LOG}: {last} is the last that was said; {SESSION} tells of an end by {DONE}")
 
 
 def _pcm(file: Path, facts: SessionFile, samples: int | None) -> Samples:
@@ -266,6 +295,8 @@ def _with_samples(
             return found
         found.append(Said(message, output[start:end]))
         start = end
+    if facts.complete and start != output.size:
+        raise InputError(f"{path / OUTPUT}: has {output.size} samples; {LOG} tells of {start}")
     return found
 
 
@@ -321,6 +352,8 @@ def compare(recorded: Recorded, voicechat: "VoiceChat", checkpoint: str | PathLi
             "checkpoint and precision must be the same"
         )
     notes = [*recorded.notes, *_other_versions(recorded.facts)]
+    if not recorded.said:
+        notes.append(f"nothing was compared: {LOG} has nothing that the session said")
     frames = messages = 0
     difference = None
     replayed = _again(recorded, voicechat)
