@@ -16,6 +16,7 @@ import typer
 from voicechat_client.answer import Answer
 from voicechat_client.check import Difference, compare, generate
 from voicechat_client.client import Conversation, connect
+from voicechat_client.devices import listing
 from voicechat_client.errors import ClientError
 from voicechat_client.interrupts import InterruptedBySignal, until_interrupted
 from voicechat_client.outputs import Outputs
@@ -23,6 +24,8 @@ from voicechat_client.pacing import Pacer
 from voicechat_client.recording import Pcm16, Recording, opened
 from voicechat_client.report import report
 from voicechat_client.send import Blocks, send
+from voicechat_client.talk import TalkReport
+from voicechat_client.talking import hold, talk_report
 from voicechat_client.view import View, note, watching
 from voicechat_core import wire
 from voicechat_core.errors import InputError, VoiceChatError
@@ -43,6 +46,8 @@ voicechat-client send question.wav --pace fast --json > answer.json
 arecord -f S16_LE -r 16000 -c 1 | voicechat-client send - --events log.jsonl
 
 voicechat-client send question.wav --check CHECKPOINT
+
+voicechat-client talk --half-duplex
 """
 STATUS = """
 Exit status: 0 all is well
@@ -55,7 +60,7 @@ Exit status: 0 all is well
 
 6 no voicechat server; 7 busy, or still loading; 8 the session was refused
 
-9 the connection was lost; 10 the server broke the protocol
+9 the connection was lost; 10 the server broke the protocol; 11 a microphone or a speaker
 
 128 and the number of a signal: 130 for Ctrl-C, 143 for SIGTERM
 
@@ -288,6 +293,55 @@ def _run(work: Callable[[], Awaitable[None]]) -> Exception | None:
 def _options(prompt: str | None, seed: int, skip_beyond: float | None) -> wire.SessionOptions:
     lag = wire.LagPolicy() if skip_beyond is None else wire.LagPolicy(policy="skip", max_seconds=skip_beyond)
     return wire.SessionOptions(system_prompt=prompt, seed=seed, lag=lag)
+
+
+# ---- talk
+
+
+@app.command("talk", epilog=STATUS)
+def talk_command(
+    url: Url = "ws://127.0.0.1:8080",
+    input_device: Annotated[str | None, typer.Option(help="Number, or part of the name, of a microphone.")] = None,
+    output_device: Annotated[str | None, typer.Option(help="The same of a speaker.")] = None,
+    list_devices: Annotated[bool, typer.Option("--list-devices", help="Show them, and do nothing else.")] = False,
+    half_duplex: Annotated[
+        bool, typer.Option("--half-duplex", help="Mute the microphone while the speaker sounds.")
+    ] = False,
+    prompt: Prompt = None,
+    seed: Seed = 0,
+    skip_beyond: SkipBeyond = None,
+    api_key_file: KeyFile = None,
+    ca_file: CaFile = None,
+    retry_busy: RetryBusy = 0.0,
+) -> None:
+    """Talk by microphone and speaker until Ctrl-C. Needs the extra: pip install "voicechat-client\\[mic]"."""
+    from voicechat_client import mic  # here only: it is an extra
+
+    if list_devices:
+        return _say(listing(mic.devices()) or "there are no audio devices")
+    server = Server(url, read_key(api_key_file, os.environ), ca_file, retry_busy)
+    answer, counts = Answer(seed=seed), TalkReport()
+    error: VoiceChatError | None = None
+    with mic.open_microphone(input_device) as microphone, mic.open_speaker(output_device) as speaker:
+        talking = partial(
+            hold,
+            server.connect,
+            microphone,
+            speaker,
+            options=_options(prompt, seed, skip_beyond),
+            half_duplex=half_duplex,
+            answer=answer,
+            counts=counts,
+        )
+        try:
+            trio.run(talking)
+        except VoiceChatError as failure:
+            error = failure
+    if error is None or answer.frames:
+        _say(talk_report(answer, counts))
+    if error is not None:
+        raise error
+    return None
 
 
 # ---- ping

@@ -15,7 +15,7 @@ from voicechat_client.conversation import Conversation
 from voicechat_client.devices import Microphone, Speaker
 from voicechat_client.report import report
 from voicechat_client.talk import TalkReport, talk
-from voicechat_client.view import watching
+from voicechat_client.view import note, watching
 from voicechat_core import wire
 
 __all__ = ["hold", "talk_report"]
@@ -76,7 +76,7 @@ async def _talk(
             view.heard(event)
             view.sent_seconds = counts.sent_seconds
 
-        view.note(f"listening to {microphone.name}, speaking on {speaker.name}; Ctrl-C ends the conversation")
+        note(f"listening to {microphone.name}, speaking on {speaker.name}; Ctrl-C ends the conversation")
         answer.started(trio.current_time())
         await talk(
             conversation,
@@ -85,7 +85,7 @@ async def _talk(
             half_duplex=half_duplex,
             stop=stop,
             on_event=heard,
-            on_hint=view.note,
+            on_hint=note,
             report=counts,
         )
 
