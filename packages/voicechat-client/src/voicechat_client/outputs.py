@@ -30,6 +30,7 @@ __all__ = ["Outputs", "told"]
 
 FRAME_SECONDS: Final = 0.08
 SAMPLE_BYTES: Final = 2
+INPUT_FRAME: Final = 1280  # samples
 
 UserWords = wire.ConversationItemInputAudioTranscriptionDelta
 Words = UserWords | wire.ResponseTextDelta | wire.ResponseFunctionDelta
@@ -79,6 +80,7 @@ class Outputs:
         self._words: list[dict[str, Any]] = []
         self._texts = dict.fromkeys(SPEAKERS.values(), "")
         self._skipped = 0
+        self._sent = 0  # samples
         self._began = 0.0
 
     def check(self) -> None:
@@ -125,6 +127,7 @@ class Outputs:
         Raises:
             AudioError: when they cannot be written.
         """
+        self._sent += len(samples)
         if self._spoken is not None:
             self._spoken.write(samples)
         if self._stereo is not None:
@@ -153,9 +156,10 @@ class Outputs:
     def _stay_on_the_clock(self, skipped: int) -> None:
         """Where the server dropped what the user said, nobody answers."""
         if self._stereo is not None:
-            for _ in range(skipped - self._skipped):
+            most = self._sent // INPUT_FRAME  # a server cannot have dropped what it was not sent
+            for _ in range(min(skipped, most) - self._skipped):
                 self._stereo.assistant(np.zeros(FRAME_SAMPLES, np.int16))
-        self._skipped = max(skipped, self._skipped)
+            self._skipped = max(min(skipped, most), self._skipped)
 
     def _hear_words(self, who: str, event: Words) -> None:
         whole = event.transcript if isinstance(event, UserWords) else event.text
