@@ -100,10 +100,11 @@ def test_what_the_server_skipped_is_silence(tmp_path: Path) -> None:
             outputs.heard(lag(80, skipped=2))
             outputs.heard(frame(1, sample=8))
             outputs.heard(lag(0, skipped=3))
+            outputs.heard(lag(0, skipped=10**12))  # of five frames that it was sent
 
     run(main)
     right = soundfile.read(stereo, dtype="int16")[0][:, 1]
-    assert right.tolist() == [7] * FRAME + [0] * 2 * FRAME + [8] * FRAME + [0] * FRAME
+    assert right.tolist() == [7] * FRAME + [0] * 2 * FRAME + [8] * FRAME + [0] * 3 * FRAME
     assert soundfile.read(wav, dtype="int16")[0].tolist() == [7] * FRAME + [8] * FRAME
 
 

@@ -335,3 +335,48 @@ def test_a_stdout_that_is_full(url: str, out: Path) -> None:
     assert found.returncode == 1
     assert Ended(1, "", found.stderr).complaint() == "stdout cannot be written: No space left on device"
     assert len(sound_of(out)) == FRAME * 75
+
+
+def test_a_session_that_ends_before_the_recording_does(tiny_path: Path, tmp_path: Path, out: Path) -> None:
+    """The limit of a session is an end that nobody asked for."""
+    with serving(tiny_path, tmp_path / "log", "--session-seconds", "1") as limited:
+        words = ["send", SPOKEN, "--url", f"127.0.0.1:{limited.port}", "--out", out, "--json", "--pace", "realtime"]
+        found = client(*words)
+    assert found.status == 9
+    assert found.json()["ended"] is None
+    assert found.json()["frames"] * FRAME == len(sound_of(out))
+
+
+def test_what_a_terminal_cannot_show(url: str, out: Path) -> None:
+    """Random weights say what no ASCII can; the conversation was had all the same."""
+    words = ["send", SPOKEN, "--url", url, "--out", out, "--pace", "fast", "--tail", "0"]
+    found = client(*words, PYTHONIOENCODING="ascii")
+    assert (found.status, found.err.count("Traceback")) == (0, 0)
+    assert "assistant: " in found.out
+    assert found.out.isascii()
+
+
+def test_a_stderr_that_is_closed(url: str, out: Path) -> None:
+    command = [sys.executable, "-c", RUN, "send", SPOKEN, "--url", url, "--out", out, "--pace", "fast", "--json"]
+    shell = 'exec "$@" 2>&-'
+    result = subprocess.run(
+        ["sh", "-c", shell, "sh", *map(str, command)], stdout=subprocess.PIPE, text=True, check=False
+    )
+    assert result.returncode == 0
+    assert json.loads(result.stdout)["ended"] == "done"
+
+
+def test_an_output_that_is_a_pipe(url: str, tmp_path: Path) -> None:
+    """It would wait for somebody who reads it."""
+    os.mkfifo(tmp_path / "pipe")
+    found = client("send", SPOKEN, "--url", url, "--out", tmp_path / "pipe")
+    assert (found.status, found.complaint()) == (1, f"{tmp_path / 'pipe'}: is a pipe; an output needs a file")
+
+
+def test_the_key_is_no_output(url: str, tmp_path: Path, out: Path) -> None:
+    key = tmp_path / "key"
+    key.write_text("secret")
+    found = client("send", SPOKEN, "--url", url, "--out", out, "--events", key, "--api-key-file", key)
+    assert found.status == 2
+    assert "are one file" in found.complaint()
+    assert key.read_text() == "secret"

@@ -1,7 +1,9 @@
 """The ``voicechat-client`` command: its options, what they mean together, and its exit status."""
 
+import io
 import json
 import os
+import signal
 import sys
 import tempfile
 from collections.abc import Awaitable, Callable
@@ -83,6 +85,7 @@ SkipBeyond = Annotated[
 
 def main() -> None:
     """Run the command. Whatever fails is one line on stderr and the status that ``--help`` lists."""
+    _make_streams_safe()
     try:
         app()
     except ClientError as error:
@@ -91,8 +94,21 @@ def main() -> None:
         _fail(error, 2)
     except VoiceChatError as error:
         _fail(error, 1)
-    except InterruptedBySignal as signal:
-        _fail(signal, 128 + signal.number)
+    except InterruptedBySignal as stopped:
+        _fail(stopped, 128 + stopped.number)
+    except (KeyboardInterrupt, BaseExceptionGroup) as error:  # a second Ctrl-C, while the first one was obeyed
+        if isinstance(error, BaseExceptionGroup) and error.split(KeyboardInterrupt)[0] is None:
+            raise
+        _fail(Exception("stopped at once"), 128 + signal.SIGINT)
+
+
+def _make_streams_safe() -> None:
+    """A closed stderr must not turn what is for it to stdout; and what a terminal cannot show is no reason to fail."""
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115, PTH123
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
 
 
 def _fail(error: Exception, status: int) -> NoReturn:
@@ -177,7 +193,7 @@ def send_command(
                 events=events,
                 transcript=transcript,
                 spoken=None if checking is None else checking.spoken,
-                inputs=[audio],
+                inputs=[path for path in (audio, api_key_file, ca_file) if path is not None],
             ),
             answer=Answer(seed=seed),
             check=checking,

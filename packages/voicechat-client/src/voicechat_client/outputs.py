@@ -90,6 +90,8 @@ class Outputs:
             AudioError: naming it.
         """
         for path in self._paths.values():
+            if path.is_fifo():  # opening it would wait for somebody who reads it, and hold everything up
+                raise AudioError(f"{path}: is a pipe; an output needs a file")
             check_writable(path)
 
     def __enter__(self) -> Self:

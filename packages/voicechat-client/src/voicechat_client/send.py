@@ -43,6 +43,11 @@ class Blocks:
         self._silence = tail_samples
         self._ended = False
 
+    @property
+    def ended(self) -> bool:
+        """Whether all of it was given, the silence too."""
+        return self._ended and self._silence == 0
+
     def __aiter__(self) -> "Blocks":
         return self
 

@@ -11,6 +11,7 @@ import trio
 from voicechat_client.answer import Answer
 from voicechat_client.check import Difference, compare, generate
 from voicechat_client.conversation import Conversation
+from voicechat_client.errors import LostError
 from voicechat_client.outputs import Outputs
 from voicechat_client.pacing import Pace, Pacer
 from voicechat_client.recording import Pcm16, Recording, opened
@@ -92,6 +93,13 @@ class Sending:
         self.answer.started(trio.current_time())
         spoken = Blocks(recording, self.chunk_samples, tail_samples=self.tail_samples)
         await send(conversation, spoken, pacer=Pacer(self.pace, wire.INPUT_RATE), heard=heard, sent=sent)
+        self._require_the_end(spoken)
+
+    def _require_the_end(self, spoken: Blocks) -> None:
+        """Nobody asked the server to stop before the end of the recording."""
+        if self.answer.ended != "done" or not spoken.ended:
+            seconds = self.sent_samples / wire.INPUT_RATE
+            raise LostError(f"the server ended the session by itself, after {seconds:.2f} s of the recording", 1000)
 
     def as_dict(self, error: Exception | None) -> dict[str, Any]:
         """For ``--json``; ``check`` is there once the answer was compared."""
