@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import soundfile
 
+from tests.e2e.commands import wait_for
 from tests.server.server_process import ServerProcess, serving
 from voicechat_client.cli import app
 
@@ -37,7 +38,12 @@ class House:
         status = app([*words, *more, "--out", str(path.parent / "answer.wav"), "--json"], standalone_mode=False)
         assert not status
         (self.folder,) = set(self._recordings.iterdir()) - before
+        wait_for(self._is_recorded)
         return json.loads(capsys.readouterr().out), np.fromfile(self.folder / "input.pcm", "<i2")
+
+    def _is_recorded(self) -> bool:
+        """The conversation's end does not wait for the disk."""
+        return bool(json.loads((self.folder / "session.json").read_text())["complete"])
 
     def messages(self) -> list[int]:
         """The samples of each message of audio that the server got last."""
