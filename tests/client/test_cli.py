@@ -177,7 +177,7 @@ def process(code: str, *words: str, **options: Any) -> "subprocess.CompletedProc
     return subprocess.run([sys.executable, "-c", code, *words], text=True, check=False, timeout=60, **pipes)
 
 
-@pytest.mark.parametrize("module", ["voicechat_client.cli", "numpy", "trio", "typer", "rich.console"])
+@pytest.mark.parametrize("module", ["voicechat_client.cli", "numpy", "rich.console"])
 def test_ctrl_c_while_it_is_loaded(module: str) -> None:
     found = process(INTERRUPTED.format(module=module) + RUN, "--help")
     assert (found.returncode, found.stdout, found.stderr) == (130, "", "")
@@ -194,7 +194,7 @@ def test_a_ctrl_c_that_is_to_be_ignored_is() -> None:
     assert process(code, "ping", "--help").returncode == 0
 
 
-@pytest.mark.parametrize("words", [["--help"], ["send", "--help"], []])
+@pytest.mark.parametrize("words", [["--help"], ["send", "--help"]])
 def test_help_that_cannot_be_written(words: list[str]) -> None:
     with Path("/dev/full").open("w") as full:
         found = process(RUN, *words, stdout=full)
@@ -202,6 +202,10 @@ def test_help_that_cannot_be_written(words: list[str]) -> None:
             1,
             "voicechat-client: stdout cannot be written: No space left on device\n",
         )
+
+
+def test_a_status_where_nothing_can_be_written() -> None:
+    with Path("/dev/full").open("w") as full:
         assert process(RUN, "ping", "--url", NOBODY, stdout=full, stderr=full).returncode == 3
 
 

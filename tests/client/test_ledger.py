@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.client.events import assistant, frame, lag
+from tests.client.events import assistant, error, frame, lag
 from voicechat_client import ServerFaultError
 from voicechat_client.ledger import Ledger
 from voicechat_core import wire
@@ -104,6 +104,17 @@ def test_an_end_that_was_asked_for_is_owed_until_it_comes(how: Callable[..., Non
     ledger.heard(frame(0))
     sent(ledger, 0)
     assert ledger.owed
+
+
+def test_no_more_errors_than_messages_and_one_for_the_end() -> None:
+    ledger = Ledger()
+    sent(ledger, 0)
+    sent(ledger, 1280)
+    for _ in range(3):
+        ledger.heard(error("a", "b"))
+    words = "the server sent 4 errors; the 2 messages that it was sent can have 3 at most"
+    with pytest.raises(ServerFaultError, match=words):
+        ledger.heard(error("a", "b"))
 
 
 def test_words_are_counted() -> None:

@@ -88,16 +88,25 @@ def test_the_log_grows_with_the_time_and_not_with_its_square(tmp_path: Path) -> 
     assert 2 * sizes[0] < sizes[1] < 2.1 * sizes[0]
 
 
-def test_words_that_are_none_are_not_kept(tmp_path: Path) -> None:
+def test_no_more_words_are_kept_than_frames(tmp_path: Path) -> None:
+    """However often a server adds to one frame's, and what is nothing not at all."""
     path = tmp_path / "t.json"
 
     async def main() -> None:
         with Outputs(transcript=path) as outputs:
             for _ in range(3):
                 outputs.heard(assistant(0, "", ""))
+            assert len(outputs._words) == 0
+            for length in range(1, 9):
+                outputs.heard(user(0, "u", "u" * length))
+                outputs.heard(assistant(1, "a", "a" * length))
+            assert len(outputs._words) == 2
 
     run(main)
-    assert json.loads(path.read_text()) == []
+    assert json.loads(path.read_text()) == [
+        {"seconds": 0.0, "who": "user", "text": "u" * 8},
+        {"seconds": 0.08, "who": "assistant", "text": "a" * 8},
+    ]
 
 
 def test_a_transcript_that_is_revised(tmp_path: Path) -> None:

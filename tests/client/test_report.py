@@ -10,7 +10,7 @@ import pytest
 import soundfile
 import trio
 
-from tests.client.events import assistant, done, frame, function, lag, user
+from tests.client.events import assistant, done, error, frame, function, lag, user
 from voicechat_client.answer import Answer
 from voicechat_client.check import CheckError, compare, examine, generate
 from voicechat_client.report import report
@@ -43,6 +43,25 @@ def test_a_report_of_little() -> None:
         "function:  {}",
         "sent 0.00 s, heard 0.00 s (0 frames), at most 240 ms behind, 3 frames skipped, not finished",
     ]
+
+
+def test_a_report_of_errors_that_did_not_end_it() -> None:
+    answer = Answer()
+    for event in [error("inference_error", "odd\x07\nbytes")] * 3 + [error("a", "b")]:
+        answer.add(event)
+    answer.add(done(0))
+    assert report(answer, 0).splitlines() == [
+        "user:      (nothing)",
+        "assistant: (nothing)",
+        "error:     inference_error: odd\ufffd bytes (3 times)",
+        "error:     a: b",
+        "sent 0.00 s, heard 0.00 s (0 frames), at most 0 ms behind",
+    ]
+    for number in range(10):
+        answer.add(error("more", str(number)))
+    lines = report(answer, 0).splitlines()
+    assert lines[-3:-1] == ["error:     more: 2", "error:     and 7 others"]
+    assert len(lines) == 9
 
 
 # ---- comparing

@@ -147,8 +147,7 @@ class Conversation:
         for start in range(0, len(samples), MOST_SAMPLES):
             self._require_input_open()  # another task may have committed meanwhile
             part = samples[start : start + MOST_SAMPLES]
-            with self._ledger.sending(len(part)):
-                await self._send(wire.InputAudioBufferAppend(audio=wire.bytes_of(part)))
+            await self._send(wire.InputAudioBufferAppend(audio=wire.bytes_of(part)), samples=len(part))
             self.sent_samples += len(part)
 
     def _require_input_open(self) -> None:
@@ -169,8 +168,7 @@ class Conversation:
             raise EndedError("the input was committed before")
         self._committed = True
         try:
-            with self._ledger.sending(ends=True):
-                await self._send(wire.InputAudioBufferCommit(pad_partial=pad_partial))
+            await self._send(wire.InputAudioBufferCommit(pad_partial=pad_partial), ends=True)
         except BaseException:
             self._committed = False  # it was not sent
             raise
@@ -181,8 +179,7 @@ class Conversation:
         Raises:
             ClientError: EndedError if the conversation is over; LostError or ServerFaultError.
         """
-        with self._ledger.sending(ends=True):
-            await self._send(wire.SessionCancel())
+        await self._send(wire.SessionCancel(), ends=True)
 
     async def ping(self) -> float:
         """Seconds until the server answers, by way of everything that waits to be sent or heard.
@@ -211,11 +208,12 @@ class Conversation:
         else:
             await self._link.close()
 
-    async def _send(self, event: wire.ClientEvent) -> None:
+    async def _send(self, event: wire.ClientEvent, *, samples: int = 0, ends: bool = False) -> None:
         if self._end is not None:
             raise self._ended()
         try:
-            await self._link.send(wire.encode(event))
+            with self._ledger.sending(samples, ends=ends):
+                await self._link.send(wire.encode(event))
         except Gone as gone:
             raise self._ended(gone) from None
 

@@ -1,8 +1,8 @@
 """What a server was sent and what it said: how much it may say by that, and whether it owes something.
 
 The answer runs on the clock of the input: a frame for each 1280 samples, dropped ones included, and one more for the
-samples of a frame that has begun. A server that gives more makes it up, and would do so until a disk is full. Knows no
-connection and no clock.
+samples of a frame that has begun. An error answers a message, and one may say why the session ends. A server that says
+more makes it up, and would do so until a disk is full. Knows no connection and no clock.
 """
 
 from collections.abc import Iterator
@@ -30,6 +30,8 @@ class Ledger:
         self._samples_before = 0  # that were sent before the last word
         self._frames = 0
         self._skipped = 0
+        self._messages = 0
+        self._errors = 0
         self._waiting = 0  # messages that the server has not taken yet
         self._ending = False
 
@@ -50,6 +52,7 @@ class Ledger:
             ends: whether it asks for the end of the session.
         """
         self._samples += samples
+        self._messages += 1
         self._waiting += 1
         try:
             yield
@@ -74,6 +77,8 @@ class Ledger:
                 frames += 1
             case wire.SessionLag():
                 skipped = event.frames_skipped
+            case wire.Error():
+                self._count_error()
         self._require_input_for(frames, skipped)
         self._frames, self._skipped = frames, skipped
         self._samples_before = self._samples
@@ -85,4 +90,12 @@ class Ledger:
             raise ServerFaultError(
                 f"the server gave {frames} frames and skipped {skipped}; the {self._samples} samples that it was sent "
                 f"are {most} at most"
+            )
+
+    def _count_error(self) -> None:
+        self._errors += 1
+        if self._errors > self._messages + 1:
+            raise ServerFaultError(
+                f"the server sent {self._errors} errors; the {self._messages} messages that it was sent can have "
+                f"{self._messages + 1} at most"
             )

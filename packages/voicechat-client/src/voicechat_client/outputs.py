@@ -86,7 +86,7 @@ class Outputs:
         self._stereo: StereoWriter | None = None
         self._events: TextIO | None = None
         self._spoken: WavWriter | None = None
-        self._words: list[dict[str, Any]] = []
+        self._words: dict[tuple[str, int], str] = {}  # of a speaker in a frame
         self._texts = dict.fromkeys(SPEAKERS.values(), "")
         self._skipped = 0
         self._sent = 0  # samples
@@ -175,11 +175,11 @@ class Outputs:
     def _hear_words(self, who: str, event: Words) -> None:
         whole = event.transcript if isinstance(event, UserWords) else event.text
         if whole != self._texts[who] + event.delta:  # the server has thought again, and tells all of it
-            self._words = [word for word in self._words if word["who"] != who]
+            self._words = {place: text for place, text in self._words.items() if place[0] != who}
         self._texts[who] = whole
         if event.delta:  # else there are no words, however often
-            at = round(event.frame_index * FRAME_SECONDS, 2)
-            self._words.append({"seconds": at, "who": who, "text": event.delta})
+            place = who, event.frame_index
+            self._words[place] = self._words.get(place, "") + event.delta
 
     # ---- files
 
@@ -194,7 +194,13 @@ class Outputs:
             file.write(json.dumps(value) + "\n")
 
     def _write_words(self, file: TextIO) -> None:
-        self._line(file, self._words)
+        self._line(
+            file,
+            [
+                {"seconds": round(frame * FRAME_SECONDS, 2), "who": who, "text": text}
+                for (who, frame), text in self._words.items()
+            ],
+        )
 
 
 def _require_files(paths: Iterable[Path]) -> None:
