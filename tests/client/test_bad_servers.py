@@ -3,8 +3,10 @@
 import base64
 import json
 import math
+import sys
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,6 +33,7 @@ from voicechat_client.conversation import MESSAGE_BYTES
 from voicechat_core import wire
 from voicechat_core.errors import InputError
 
+SPOKEN = Path(__file__).parents[1] / "data" / "spoken.wav"
 SOON = ClientLimits(silent_seconds=0.4, close_seconds=0.3)
 
 
@@ -70,6 +73,25 @@ def test_frames_without_end() -> None:
                     await conversation.append(silence(1))
                 began = trio.current_time()
             assert trio.current_time() - began < 0.5
+
+    run(main)
+
+
+def test_frames_without_end_into_files(tmp_path: Path) -> None:
+    """The command: status 10, both numbers, and what could be right is kept, in files that do not grow."""
+    out, both = tmp_path / "a.wav", tmp_path / "b.wav"
+
+    async def main() -> None:
+        async with scripted(answers_without_end) as place:
+            words = ["send", str(SPOKEN), "--url", place, "--out", str(out), "--stereo", str(both), "--json"]
+            command = [sys.executable, "-m", "voicechat_client", *words]
+            found = await trio.run_process(command, capture_stdout=True, capture_stderr=True, check=False)
+        told = json.loads(found.stdout)
+        assert found.returncode == 10
+        assert told["error"].startswith(f"the server gave {told['frames'] + 1} frames and skipped 0; the ")
+        assert out.stat().st_size == 44 + 2 * 1764 * told["frames"]
+        assert told["frames"] <= told["sent_samples"] // 1280 + 2
+        assert both.stat().st_size <= 44 + 4 * 1764 * (told["frames"] + 1)
 
     run(main)
 

@@ -179,7 +179,9 @@ def send_command(
         float, typer.Option(help="Seconds of silence after the recording, to listen on.", min=0, max=3600)
     ] = 3.0,
     chunk_ms: Annotated[float, typer.Option(help="Milliseconds of audio in a message.", min=0.0625, max=10000)] = 20.0,
-    events: Annotated[Path | None, typer.Option(help="Every message, a JSON line each.")] = None,
+    events: Annotated[
+        Path | None, typer.Option(help="Every message, a JSON line each; audio and cumulative text by their length.")
+    ] = None,
     stereo: Annotated[Path | None, typer.Option(help="User left, assistant right, on one clock.")] = None,
     transcript: Annotated[Path | None, typer.Option(help="Who said what, and when, as JSON.")] = None,
     prompt: Prompt = None,
