@@ -177,7 +177,7 @@ def test_a_server_that_owes_nothing_may_say_nothing() -> None:
             await conversation.update()
             await conversation.append(silence(1279))
             await trio.sleep(1.2)
-            await conversation.append(silence(0))
+            await conversation.append(silence(1))
 
     run(main)
 
@@ -189,6 +189,9 @@ def test_a_slow_server_is_waited_for_as_long_as_it_says_something() -> None:
         for index in range(5):
             await trio.sleep(0.25)
             await raw.say(audio_event(index))
+        assert (await raw.hear())["type"] == "input_audio_buffer.commit"
+        with trio.move_on_after(0.1):
+            pytest.fail(f"it was asked whether it lives: {await raw.hear()}")
         await raw.say({**DONE, "frame_index": 5})
         await raw.close()
 
@@ -223,14 +226,14 @@ def test_who_does_not_listen_waits_for_nobody() -> None:
     async def script(raw: Raw) -> None:
         await raw.begin()
         await raw.hear()
-        await raw.say(*(audio_event(index) for index in range(3)), {**DONE, "frame_index": 3})
+        await raw.say(*(audio_event(index) for index in range(12)), {**DONE, "frame_index": 12})
         await raw.close()
 
     async def main() -> None:
-        limits = ClientLimits(silent_seconds=0.4, unread_bytes=1)
+        limits = ClientLimits(silent_seconds=0.4, unread_bytes=1, waiting_messages=1)
         async with scripted(script) as place, connect(place, limits=limits) as conversation:
             await conversation.update()
-            await conversation.append(silence(3 * 1280))
+            await conversation.append(silence(12 * 1280))
             await conversation.commit()
             await trio.sleep(1.0)
             assert (await names(conversation))[-1] == "ResponseDone"

@@ -183,6 +183,11 @@ def test_ctrl_c_while_it_is_loaded(module: str) -> None:
     assert (found.returncode, found.stdout, found.stderr) == (130, "", "")
 
 
+def test_ctrl_c_is_an_interrupt_once_it_is_loaded() -> None:
+    told = "cli.main = lambda: print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)"
+    assert process(f"import signal; from voicechat_client import cli; {told}\n{RUN}").stdout == "True\n"
+
+
 def test_what_is_loaded_before_it_minds_ctrl_c() -> None:
     code = "import sys; import voicechat_client.__main__; print(*{'trio', 'numpy', 'typer', 'rich'} & set(sys.modules))"
     assert process(code).stdout == "\n"

@@ -236,8 +236,10 @@ def test_standard_output_is_no_output(name: str, tmp_path: Path, monkeypatch: py
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InputError, match=r"^-: an output needs a file; standard output has the report"):
         Outputs(**{name: Path("-")})
-    for place in ("/dev/stdout", "/dev/stderr", "/dev/fd/1", "/proc/self/fd/2", str(tmp_path / "log")):
-        with (tmp_path / "log").open("wb") as file, replaced(file.fileno(), 1), replaced(file.fileno(), 2):
+    log = str(tmp_path / "log")
+    names = ((1, "/dev/stdout"), (2, "/dev/stderr"), (1, "/dev/fd/1"), (2, "/dev/fd/2"), (1, log), (2, log))
+    for number, place in names:
+        with Path(log).open("wb") as file, replaced(file.fileno(), number):
             with pytest.raises(InputError, match=f"^{place}: an output needs a file of its own; standard output or"):
                 Outputs(**{name: Path(place)})
             Outputs(**{name: tmp_path / "other"})
