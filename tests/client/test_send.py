@@ -54,6 +54,28 @@ def test_blocks_and_silence(length: int, tail: int) -> None:
     run(main)
 
 
+def test_the_first_block_may_be_read_before() -> None:
+    """And is given then, once; a recording that cannot give it is found out."""
+
+    async def main() -> None:
+        for length, tail in ((9, 0), (3, 0), (3, 6), (4, 0)):
+            reader = Reader(length)
+            recording = Blocks(reader, 4, tail_samples=tail)
+            await recording.begin()
+            await recording.begin()
+            assert reader.asked[0] == 4
+            assert len(reader.asked) <= 2
+            assert not recording.ended
+            joined = np.concatenate(await all_of(recording))
+            assert joined.tolist() == [*range(1, length + 1), *[0] * tail]
+            assert recording.ended
+        for length in (0, 3):
+            with pytest.raises(AudioError, match="is none"):
+                await Blocks(Reader(length, AudioError("is none")), 4, tail_samples=100).begin()
+
+    run(main)
+
+
 def test_no_further_ahead_than_asked() -> None:
     async def main() -> None:
         reader = Reader(100)

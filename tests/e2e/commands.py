@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import soundfile
 
-RUN = "from voicechat_client.cli import main; main()"
+RUN = "from voicechat_client.__main__ import main; main()"
 LONGEST = 120.0  # seconds of a test that hangs
 FRAME = 1764
 

@@ -163,9 +163,10 @@ def test_a_client_that_waits_in_a_silent_pipe_can_be_stopped(url: str, out: Path
 
 @pytest.mark.slow
 def test_a_check_that_is_stopped_ends_its_process(url: str, out: Path, tmp_path: Path) -> None:
-    """``voicechat`` is here a program that sleeps and says that it is there."""
+    """``voicechat generate`` is here a program that sleeps and says that it is there."""
     program, there = tmp_path / "voicechat", tmp_path / "there"
-    program.write_text(f"#!/bin/sh\necho $$ > {there}.new; mv {there}.new {there}; exec sleep 100\n")
+    examines = '[ "$1" = inspect ] && exit 0'
+    program.write_text(f"#!/bin/sh\n{examines}\necho $$ > {there}.new; mv {there}.new {there}; exec sleep 100\n")
     program.chmod(0o755)
     run = f"import voicechat_client.check as check\ncheck.command = lambda: [{str(program)!r}]\n{RUN}"
     words = ["--pace", "fast", "--tail", 0, "--out", out, "--check", "any", "--json"]

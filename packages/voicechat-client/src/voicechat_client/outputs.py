@@ -8,6 +8,7 @@ Sound and events are valid files at any time; all are finished however the block
 
 import contextlib
 import json
+import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
@@ -18,6 +19,7 @@ import numpy as np
 import trio
 
 from voicechat_client.answer import FRAME_SAMPLES
+from voicechat_client.ledger import INPUT_FRAME
 from voicechat_client.recording import Pcm16
 from voicechat_client.stereo import StereoWriter
 from voicechat_core import wire
@@ -30,7 +32,8 @@ __all__ = ["Outputs", "told"]
 
 FRAME_SECONDS: Final = 0.08
 SAMPLE_BYTES: Final = 2
-INPUT_FRAME: Final = 1280  # samples
+STANDARD_OUTPUT: Final = "-"
+CUMULATIVE: Final = ("text", "transcript")  # of a delta: all deltas so far, which the log has
 
 UserWords = wire.ConversationItemInputAudioTranscriptionDelta
 Words = UserWords | wire.ResponseTextDelta | wire.ResponseFunctionDelta
@@ -38,9 +41,13 @@ SPEAKERS: Final = {UserWords: "user", wire.ResponseTextDelta: "assistant", wire.
 
 
 def told(event: wire.ServerEvent) -> dict[str, Any]:
-    """An event as the log tells it: audio by its number of samples."""
+    """An event as the log tells it: audio by its number of samples, cumulative text by its number of characters."""
     fields: dict[str, Any] = msgspec.to_builtins(event, builtin_types=(bytes,))
-    return {name: len(value) // SAMPLE_BYTES if isinstance(value, bytes) else value for name, value in fields.items()}
+    if isinstance(event, wire.ResponseAudioDelta):
+        fields["delta"] = len(event.delta) // SAMPLE_BYTES
+    if isinstance(event, Words):
+        fields |= {name: len(fields[name]) for name in CUMULATIVE if name in fields}
+    return fields
 
 
 class Outputs:
@@ -61,23 +68,25 @@ class Outputs:
         Args:
             wav: the answer, 22,050 Hz mono.
             stereo: the user left and the answer right, on one clock, 22,050 Hz.
-            events: every message of the server, a JSON line each, with its time and the number of its samples.
+            events: every message of the server, a JSON line each, with its time; samples and cumulative text by their
+                number, so that it grows with the time and not with its square.
             transcript: who said what and when, as JSON.
             spoken: what was sent, 16,000 Hz mono.
             inputs: which none of them may be.
 
         Raises:
-            InputError: when two of them are one file.
+            InputError: when two of them are one file, or one is where the report goes.
         """
         wanted = {"wav": wav, "stereo": stereo, "events": events, "transcript": transcript, "spoken": spoken}
         self._paths = {name: expanded(path) for name, path in wanted.items() if path is not None}
+        _require_files(self._paths.values())
         _require_different([*map(expanded, inputs), *self._paths.values()])
         self._open = contextlib.ExitStack()
         self._wav: WavWriter | None = None
         self._stereo: StereoWriter | None = None
         self._events: TextIO | None = None
         self._spoken: WavWriter | None = None
-        self._words: list[dict[str, Any]] = []
+        self._words: dict[tuple[str, int], str] = {}  # of a speaker in a frame
         self._texts = dict.fromkeys(SPEAKERS.values(), "")
         self._skipped = 0
         self._sent = 0  # samples
@@ -166,9 +175,11 @@ class Outputs:
     def _hear_words(self, who: str, event: Words) -> None:
         whole = event.transcript if isinstance(event, UserWords) else event.text
         if whole != self._texts[who] + event.delta:  # the server has thought again, and tells all of it
-            self._words = [word for word in self._words if word["who"] != who]
+            self._words = {place: text for place, text in self._words.items() if place[0] != who}
         self._texts[who] = whole
-        self._words.append({"seconds": round(event.frame_index * FRAME_SECONDS, 2), "who": who, "text": event.delta})
+        if event.delta:  # else there are no words, however often
+            place = who, event.frame_index
+            self._words[place] = self._words.get(place, "") + event.delta
 
     # ---- files
 
@@ -183,7 +194,32 @@ class Outputs:
             file.write(json.dumps(value) + "\n")
 
     def _write_words(self, file: TextIO) -> None:
-        self._line(file, self._words)
+        self._line(
+            file,
+            [
+                {"seconds": round(frame * FRAME_SECONDS, 2), "who": who, "text": text}
+                for (who, frame), text in self._words.items()
+            ],
+        )
+
+
+def _require_files(paths: Iterable[Path]) -> None:
+    """Refuse this process's own streams, by whatever name: the report and the notes would be in the middle of it."""
+    streams = _streams()
+    for path in paths:
+        if str(path) == STANDARD_OUTPUT:
+            raise InputError("-: an output needs a file; standard output has the report (./- is a file of that name)")
+        if _identity(path) in streams and not path.samefile(os.devnull):
+            raise InputError(f"{path}: an output needs a file of its own; standard output or error goes there")
+
+
+def _streams() -> set[object]:
+    found: set[object] = set()
+    for number in (1, 2):
+        with contextlib.suppress(OSError):  # it is closed
+            status = os.fstat(number)
+            found.add((status.st_dev, status.st_ino))
+    return found
 
 
 def _require_different(paths: list[Path]) -> None:
