@@ -15,7 +15,7 @@ ROOT = Path(__file__).parent
 PYPROJECT = nox.project.load_toml("pyproject.toml")
 PACKAGES = ("voicechat-core", "voicechat-server", "voicechat-client")
 SUPPORTED = ("3.11", "3.12", "3.13")
-SLOWER = ("--ignore=tests/parity", "--ignore=tests/property", "-m", "not slow")  # of the sessions parity and e2e
+SLOWER = ("--ignore=tests/parity", "--ignore=tests/property", "-m", "not slow")  # of parity, e2e and client
 SPOKEN = ROOT / "tests" / "data" / "spoken.wav"
 
 
@@ -78,7 +78,7 @@ def e2e(session: nox.Session) -> None:
 
 @nox.session
 def client(session: nox.Session) -> None:
-    """The client's own tests, where there is neither MLX nor the server."""
+    """The client's own tests, those of ten minutes too, where there is neither MLX nor the server."""
     session.install("-e", "./packages/voicechat-core", "-e", "./packages/voicechat-client", *group("test"))
     for module in ("mlx", "voicechat_server"):
         session.run("python", "-c", f"import {module}", success_codes=[1], silent=True)

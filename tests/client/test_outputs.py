@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -205,6 +206,45 @@ def test_a_full_disk_is_one_error(name: str) -> None:
 
     with pytest.raises(AudioError, match=r"^/dev/full: .*No space left"):
         run(main)
+
+
+def test_a_log_that_is_full_takes_nothing_from_the_others(tmp_path: Path) -> None:
+    """Each has what was told, also in the very call that failed."""
+    paths = {name: tmp_path / name for name in ("wav", "stereo", "transcript")}
+
+    async def main() -> None:
+        with Outputs(**paths, events=Path("/dev/full")) as outputs:
+            outputs.sent(np.zeros(1280, np.int16))
+            for event in (assistant(0, "Hi", "Hi"), frame(0, sample=7)):
+                with pytest.raises(AudioError, match="/dev/full"):
+                    outputs.heard(event)
+
+    run(main)
+    assert soundfile.read(paths["wav"], dtype="int16")[0].tolist() == [7] * FRAME
+    assert soundfile.read(paths["stereo"], dtype="int16")[0][:, 1].tolist() == [7] * FRAME
+    assert [word["text"] for word in json.loads(paths["transcript"].read_text())] == ["Hi"]
+
+
+def test_a_log_on_a_full_disk_has_whole_lines(tmp_path: Path) -> None:
+    """The kernel takes a part of a line, and that is taken back; a shorter line still finds room."""
+    events = tmp_path / "e.jsonl"
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    async def main() -> None:
+        with Outputs(events=events) as outputs:
+            outputs.heard(done(1))
+            size = events.stat().st_size
+            resource.setrlimit(resource.RLIMIT_FSIZE, (2 * size + 10, before[1]))
+            with pytest.raises(AudioError, match=rf"^{events}: cannot be written: File too large$"):
+                outputs.heard(frame(0))
+            outputs.heard(done(2))
+
+    try:
+        run(main)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    lines = [json.loads(line) for line in events.read_text().splitlines()]
+    assert [line["frame_index"] for line in lines] == [1, 2]
 
 
 @pytest.mark.parametrize("name", ["wav", "stereo", "events", "transcript", "spoken"])

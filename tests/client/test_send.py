@@ -190,6 +190,40 @@ def test_what_the_listener_raises_ends_it() -> None:
     run(main)
 
 
+def test_the_first_of_two_errors_is_told() -> None:
+    """A file that is full is closed, and so of no use to the other task, which is about to find that."""
+    found: list[str] = []
+
+    class AtOnce(Talk):
+        async def append(self, samples: np.ndarray) -> None:
+            await now.wait()
+
+        async def __anext__(self) -> Any:
+            await now.wait()
+            return frame(0)
+
+    def fails(what: Any) -> None:
+        found.append("no room" if not found else "is closed")
+        raise AudioError(found[-1])
+
+    async def main() -> None:
+        talk: Any = AtOnce()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(soon)
+            with pytest.raises(AudioError, match="no room"):
+                await send(talk, Blocks(Reader(4), 4), pacer=Pacer("fast", 16000), heard=fails, sent=fails)
+        assert found == ["no room", "is closed"]
+
+    async def soon() -> None:
+        await trio.sleep(1)
+        now.set()
+
+    for _ in range(20):  # which of the two tasks is first, Trio draws
+        found.clear()
+        now = trio.Event()
+        run(main)
+
+
 def test_what_was_sent_is_told_after_it_was() -> None:
     async def main() -> None:
         told: list[list[int]] = []

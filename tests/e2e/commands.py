@@ -14,9 +14,12 @@ from typing import Any
 import numpy as np
 import soundfile
 
+from voicechat_core.offline import GenerationResult
+
 RUN = "from voicechat_client.__main__ import main; main()"
 LONGEST = 120.0  # seconds of a test that hangs
 FRAME = 1764
+IDS = ("text_tokens", "function_tokens", "transcript", "text", "function_text", "frames")
 
 
 @dataclass(frozen=True)
@@ -95,3 +98,9 @@ def sound_of(path: Path, rate: int = 22050, channels: int = 1) -> np.ndarray:
 def events_of(path: Path) -> list[dict[str, Any]]:
     """The lines of ``--events``."""
     return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def require_same_ids(told: dict[str, Any], expected: GenerationResult) -> None:
+    """Ids, codes and texts are those of the model by itself."""
+    assert {name: told[name] for name in IDS} == {name: getattr(expected, name) for name in IDS}
+    assert told["audio_codes"] == expected.audio_codes.tolist()

@@ -4,15 +4,16 @@
         ... outputs.heard(event), outputs.sent(samples) ...
 
 Sound and events are valid files at any time; all are finished however the block ends. The words are written then.
+Where one cannot be written, the others are still given what had come.
 """
 
 import contextlib
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Self, TextIO
+from typing import Any, Final, Self, TypeVar
 
 import msgspec
 import numpy as np
@@ -84,7 +85,7 @@ class Outputs:
         self._open = contextlib.ExitStack()
         self._wav: WavWriter | None = None
         self._stereo: StereoWriter | None = None
-        self._events: TextIO | None = None
+        self._events: _Lines | None = None
         self._spoken: WavWriter | None = None
         self._words: dict[tuple[str, int], str] = {}  # of a speaker in a frame
         self._texts = dict.fromkeys(SPEAKERS.values(), "")
@@ -115,9 +116,9 @@ class Outputs:
             self._spoken = self._writer("spoken", wire.INPUT_RATE)
             if "stereo" in self._paths:
                 self._stereo = self._open.enter_context(StereoWriter(self._paths["stereo"]))
-            self._events = self._text("events")
-            if (transcript := self._text("transcript")) is not None:
-                self._open.callback(self._write_words, transcript)
+            self._events = self._lines("events")
+            if (transcript := self._lines("transcript")) is not None:
+                self._open.callback(lambda: transcript.write(self._said()))
             self._open = self._open.pop_all()
         return self
 
@@ -139,8 +140,13 @@ class Outputs:
             AudioError: when they cannot be written.
         """
         self._sent += len(samples)
+        _all(samples, self._keep_spoken, self._keep_user)
+
+    def _keep_spoken(self, samples: Pcm16) -> None:
         if self._spoken is not None:
             self._spoken.write(samples)
+
+    def _keep_user(self, samples: Pcm16) -> None:
         if self._stereo is not None:
             self._stereo.user(samples)
 
@@ -150,27 +156,33 @@ class Outputs:
         Raises:
             AudioError: when it cannot be written.
         """
+        _all(event, self._keep_event, self._keep_sound, self._keep_both, self._keep_words)
+
+    def _keep_event(self, event: wire.ServerEvent) -> None:
         if self._events is not None:
             seconds = round(trio.current_time() - self._began, 4)
-            self._line(self._events, {"seconds": seconds, **told(event)})
-        if isinstance(event, wire.ResponseAudioDelta):
-            samples = wire.samples_of(event.delta)
-            if self._wav is not None:
-                self._wav.write(samples)
-            if self._stereo is not None:
-                self._stereo.assistant(samples)
-        elif isinstance(event, wire.SessionLag):
-            self._stay_on_the_clock(event.frames_skipped)
-        elif who := SPEAKERS.get(type(event)):
-            self._hear_words(who, event)  # type: ignore[arg-type]
+            self._events.write({"seconds": seconds, **told(event)})
 
-    def _stay_on_the_clock(self, skipped: int) -> None:
+    def _keep_sound(self, event: wire.ServerEvent) -> None:
+        if self._wav is not None and isinstance(event, wire.ResponseAudioDelta):
+            self._wav.write(wire.samples_of(event.delta))
+
+    def _keep_both(self, event: wire.ServerEvent) -> None:
+        if self._stereo is not None and isinstance(event, wire.ResponseAudioDelta):
+            self._stereo.assistant(wire.samples_of(event.delta))
+        elif self._stereo is not None and isinstance(event, wire.SessionLag):
+            self._stay_on_the_clock(self._stereo, event.frames_skipped)
+
+    def _keep_words(self, event: wire.ServerEvent) -> None:
+        if isinstance(event, Words):
+            self._hear_words(SPEAKERS[type(event)], event)
+
+    def _stay_on_the_clock(self, stereo: StereoWriter, skipped: int) -> None:
         """Where the server dropped what the user said, nobody answers."""
-        if self._stereo is not None:
-            most = self._sent // INPUT_FRAME  # a server cannot have dropped what it was not sent
-            for _ in range(min(skipped, most) - self._skipped):
-                self._stereo.assistant(np.zeros(FRAME_SAMPLES, np.int16))
-            self._skipped = max(min(skipped, most), self._skipped)
+        most = self._sent // INPUT_FRAME  # a server cannot have dropped what it was not sent
+        for _ in range(min(skipped, most) - self._skipped):
+            stereo.assistant(np.zeros(FRAME_SAMPLES, np.int16))
+        self._skipped = max(min(skipped, most), self._skipped)
 
     def _hear_words(self, who: str, event: Words) -> None:
         whole = event.transcript if isinstance(event, UserWords) else event.text
@@ -186,21 +198,15 @@ class Outputs:
     def _writer(self, name: str, rate: int) -> WavWriter | None:
         return self._open.enter_context(WavWriter(self._paths[name], rate)) if name in self._paths else None
 
-    def _text(self, name: str) -> TextIO | None:
-        return self._open.enter_context(_text_file(self._paths[name])) if name in self._paths else None
+    def _lines(self, name: str) -> "_Lines | None":
+        return self._open.enter_context(contextlib.closing(_Lines(self._paths[name]))) if name in self._paths else None
 
-    def _line(self, file: TextIO, value: object) -> None:
-        with _about(Path(file.name)):
-            file.write(json.dumps(value) + "\n")
-
-    def _write_words(self, file: TextIO) -> None:
-        self._line(
-            file,
-            [
-                {"seconds": round(frame * FRAME_SECONDS, 2), "who": who, "text": text}
-                for (who, frame), text in self._words.items()
-            ],
-        )
+    def _said(self) -> list[dict[str, Any]]:
+        """The words of a frame and who said them."""
+        return [
+            {"seconds": round(frame * FRAME_SECONDS, 2), "who": who, "text": text}
+            for (who, frame), text in self._words.items()
+        ]
 
 
 def _require_files(paths: Iterable[Path]) -> None:
@@ -222,6 +228,51 @@ def _streams() -> set[object]:
     return found
 
 
+Kept = TypeVar("Kept")
+
+
+def _all(what: Kept, *keepers: Callable[[Kept], None]) -> None:
+    """Give it to each of them, whatever becomes of the others; then raise the first error."""
+    failures = []
+    for keep in keepers:
+        try:
+            keep(what)
+        except AudioError as error:
+            failures.append(error)
+    if failures:
+        raise failures[0]
+
+
+class _Lines:
+    """JSON, a line each, in a file that has no part of a line, also when the disk becomes full."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._size = 0
+        with _about(path):
+            self._file = path.open("wb", buffering=0)
+
+    def write(self, value: object) -> None:
+        data = memoryview(json.dumps(value).encode() + b"\n")
+        with _about(self._path):
+            try:
+                self._append(data)
+            except OSError:
+                with contextlib.suppress(OSError):  # a device cannot be cut; the first error is the one to tell
+                    self._file.truncate(self._size)
+                    self._file.seek(self._size)
+                raise
+        self._size += len(data)
+
+    def _append(self, data: memoryview) -> None:
+        while data:  # a disk that becomes full takes a part first
+            data = data[self._file.write(data) :]
+
+    def close(self) -> None:
+        with _about(self._path):
+            self._file.close()
+
+
 def _require_different(paths: list[Path]) -> None:
     seen: dict[object, Path] = {}
     for path in paths:
@@ -239,12 +290,6 @@ def _identity(path: Path) -> object:
     except OSError:
         return path.resolve()
     return found.st_dev, found.st_ino
-
-
-@contextlib.contextmanager
-def _text_file(path: Path) -> Iterator[TextIO]:
-    with _about(path), path.open("w", encoding="utf-8", buffering=1) as file:
-        yield file
 
 
 @contextlib.contextmanager

@@ -114,7 +114,7 @@ async def send(
         except ClientError:
             pass  # the conversation is over, and says so itself when all that had arrived is heard
         except Exception as error:
-            failure = error
+            failure = failure or error  # what went wrong on the other side may be why
             nursery.cancel_scope.cancel()
 
     async with trio.open_nursery() as nursery:
