@@ -15,7 +15,7 @@ ROOT = Path(__file__).parent
 PYPROJECT = nox.project.load_toml("pyproject.toml")
 PACKAGES = ("voicechat-core", "voicechat-server", "voicechat-client")
 SUPPORTED = ("3.11", "3.12", "3.13")
-OTHER_SESSIONS = ("--ignore=tests/parity", "--ignore=tests/property", "--ignore=tests/e2e")
+SLOWER = ("--ignore=tests/parity", "--ignore=tests/property", "-m", "not slow")  # of parity, e2e and client
 # Two processes take file by file, in their order: the tests of a file share its server. ``-- -n 0`` for one process.
 PYTEST = ("pytest", "-n", "2", "--dist", "loadfile", "--no-loadscope-reorder")
 SPOKEN = ROOT / "tests" / "data" / "spoken.wav"
@@ -37,7 +37,7 @@ def install_packages(session: nox.Session, *extra: str) -> None:
 def tests(session: nox.Session) -> None:
     """The fast suite: no weights, no network, no NVIDIA code."""
     install_packages(session, *group("test"))
-    session.run(*PYTEST, "tests", *OTHER_SESSIONS, *session.posargs)
+    session.run(*PYTEST, "tests", *SLOWER, "--ignore=tests/e2e", *session.posargs)
 
 
 @nox.session
@@ -80,7 +80,7 @@ def e2e(session: nox.Session) -> None:
 
 @nox.session
 def client(session: nox.Session) -> None:
-    """The client's own tests, where there is neither MLX nor the server."""
+    """The client's own tests, those of ten minutes too, where there is neither MLX nor the server."""
     session.install("-e", "./packages/voicechat-core", "-e", "./packages/voicechat-client", *group("test"))
     for module in ("mlx", "voicechat_server"):
         session.run("python", "-c", f"import {module}", success_codes=[1], silent=True)
@@ -155,12 +155,11 @@ OTHERS = [v for v in SUPPORTED if v != f"{sys.version_info[0]}.{sys.version_info
 
 @nox.session(python=OTHERS or False)
 def compat(session: nox.Session) -> None:
-    """The fast suite on each other supported Python that is present, and WAVs through a real server."""
+    """The fast suite on each other supported Python that is present, and the quicker WAVs through a real server."""
     if not OTHERS:
         session.skip(f"no other Python of {', '.join(SUPPORTED)} is present")
     install_packages(session, *group("test"))
-    session.run(*PYTEST, "tests", *OTHER_SESSIONS, "-q")
-    session.run(*PYTEST, "tests/e2e", "-m", "not slow", "-q")
+    session.run(*PYTEST, "tests", *SLOWER, "-q")
 
 
 # MLX's oldest macOS; and the system's certificates, which pip uses and uv otherwise does not.
