@@ -19,6 +19,7 @@ from voicechat_core.offline import GenerationResult
 RUN = "from voicechat_client.__main__ import main; main()"
 LONGEST = 120.0  # seconds of a test that hangs
 FRAME = 1764
+OUTSIDE = ("VOICECHAT_API_KEY", "COLUMNS", "LINES")  # what this process was told: a test's terminal has its own size
 IDS = ("text_tokens", "function_tokens", "transcript", "text", "function_text", "frames")
 
 
@@ -56,7 +57,7 @@ def begun(
     *words: object, stdin: Any = None, stderr: Any = subprocess.PIPE, run: str = RUN, **environment: str
 ) -> Iterator[subprocess.Popen[str]]:
     """A process that is killed at the end if it still runs."""
-    outside = {name: value for name, value in os.environ.items() if name != "VOICECHAT_API_KEY"}
+    outside = {name: value for name, value in os.environ.items() if name not in OUTSIDE}
     command = [sys.executable, "-c", run, *map(str, words)]
     pipes: dict[str, Any] = {"stdin": stdin, "stdout": subprocess.PIPE, "stderr": stderr, "text": True}
     with subprocess.Popen(command, env=outside | environment, **pipes) as process:
