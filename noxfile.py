@@ -8,14 +8,16 @@ from pathlib import Path
 import nox
 
 nox.needs_version = ">=2025.2"
-nox.options.sessions = ["tests", "parity"]
+nox.options.sessions = ["tests", "e2e", "parity"]
 nox.options.default_venv_backend = "virtualenv"
 
 ROOT = Path(__file__).parent
 PYPROJECT = nox.project.load_toml("pyproject.toml")
 PACKAGES = ("voicechat-core", "voicechat-server", "voicechat-client")
 SUPPORTED = ("3.11", "3.12", "3.13")
-SLOWER = ("--ignore=tests/parity", "--ignore=tests/property", "-m", "not slow")  # of the sessions parity and e2e
+SLOWER = ("--ignore=tests/parity", "--ignore=tests/property", "-m", "not slow")  # of parity, e2e and client
+# Two processes take file by file, in their order: the tests of a file share its server. ``-- -n 0`` for one process.
+PYTEST = ("pytest", "-n", "2", "--dist", "loadfile", "--no-loadscope-reorder")
 SPOKEN = ROOT / "tests" / "data" / "spoken.wav"
 
 
@@ -35,14 +37,14 @@ def install_packages(session: nox.Session, *extra: str) -> None:
 def tests(session: nox.Session) -> None:
     """The fast suite: no weights, no network, no NVIDIA code."""
     install_packages(session, *group("test"))
-    session.run("pytest", "tests", *SLOWER, *session.posargs)
+    session.run(*PYTEST, "tests", *SLOWER, "--ignore=tests/e2e", *session.posargs)
 
 
 @nox.session
 def parity(session: nox.Session) -> None:
     """NVIDIA's goldens against every network and the live session, mutations that must be seen, any chunk sizes."""
     install_packages(session, *group("test"))
-    session.run("pytest", "tests/parity", "tests/property", *session.posargs)
+    session.run(*PYTEST, "tests/parity", "tests/property", *session.posargs)
     for folder in sorted((ROOT / "golden" / "fixtures").iterdir()):
         session.run("voicechat", "verify", str(folder))
 
@@ -73,16 +75,16 @@ def send_spoken(session: nox.Session, checkpoint: Path, *words: str) -> None:
 def e2e(session: nox.Session) -> None:
     """WAVs through a real server by the client's command: every pace, chunk, form of file and fault."""
     install_packages(session, *group("test"))
-    session.run("pytest", "tests/e2e", *session.posargs)
+    session.run(*PYTEST, "tests/e2e", *session.posargs)
 
 
 @nox.session
 def client(session: nox.Session) -> None:
-    """The client's own tests, where there is neither MLX nor the server."""
+    """The client's own tests, those of ten minutes too, where there is neither MLX nor the server."""
     session.install("-e", "./packages/voicechat-core", "-e", "./packages/voicechat-client", *group("test"))
     for module in ("mlx", "voicechat_server"):
         session.run("python", "-c", f"import {module}", success_codes=[1], silent=True)
-    session.run("pytest", "tests/client", "--confcutdir=tests/client", *session.posargs)
+    session.run(*PYTEST, "tests/client", "--confcutdir=tests/client", *session.posargs)
 
 
 @nox.session
@@ -153,11 +155,11 @@ OTHERS = [v for v in SUPPORTED if v != f"{sys.version_info[0]}.{sys.version_info
 
 @nox.session(python=OTHERS or False)
 def compat(session: nox.Session) -> None:
-    """The fast suite on each other supported Python that is present."""
+    """The fast suite on each other supported Python that is present, and the quicker WAVs through a real server."""
     if not OTHERS:
         session.skip(f"no other Python of {', '.join(SUPPORTED)} is present")
     install_packages(session, *group("test"))
-    session.run("pytest", "tests", *SLOWER, "-q")
+    session.run(*PYTEST, "tests", *SLOWER, "-q")
 
 
 # MLX's oldest macOS; and the system's certificates, which pip uses and uv otherwise does not.

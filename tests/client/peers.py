@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import trio
 
-from tests.server.frames import CLOSE, TEXT, frame
+from tests.server.frames import CLOSE, TEXT, Peer, frame
 from voicechat_client import ClientError, ClientLimits, Conversation, LostError
 
 LONGEST = 20.0  # seconds of a test that hangs
@@ -58,27 +58,14 @@ def text_event(index: int, delta: str = "x", text: str = "x") -> dict[str, Any]:
     return {"type": "response.text.delta", "event_id": "e", **fields}
 
 
-class Raw:
+class Raw(Peer):
     """A server's end of one connection."""
 
-    def __init__(self, stream: trio.abc.Stream) -> None:
-        self.stream = stream
-        self.request = b""
-        self._buffer = b""
-
-    async def _more(self) -> bool:
-        try:
-            data = await self.stream.receive_some(65536)
-        except trio.BrokenResourceError:
-            return False
-        self._buffer += data
-        return bool(data)
+    hears_masked = True
+    request = b""
 
     async def head(self) -> bytes:
-        while b"\r\n\r\n" not in self._buffer:
-            if not await self._more():
-                raise EOFError
-        self.request, _, self._buffer = self._buffer.partition(b"\r\n\r\n")
+        self.request = await super().head()
         return self.request
 
     async def write(self, data: bytes) -> None:
@@ -110,36 +97,11 @@ class Raw:
         while await self._more():
             pass
 
-    async def next(self) -> tuple[int, bytes] | None:
-        """The client's next frame; None when it has hung up. Every frame must be whole and masked."""
-        while (found := self._parse()) is None:
-            if not await self._more():
-                assert self._buffer == b"", f"half a frame: {self._buffer[:20]!r}"
-                return None
-        return found
-
     async def hear(self) -> dict[str, Any]:
         found = await self.next()
         assert found is not None
         assert found[0] == TEXT, found
         return json.loads(found[1])
-
-    def _parse(self) -> tuple[int, bytes] | None:
-        data = self._buffer
-        if len(data) < 2:
-            return None
-        assert data[1] & 0x80, "not masked"
-        start, size = 2, data[1] & 0x7F
-        if size == 126:
-            start, size = 4, int.from_bytes(data[2:4], "big")
-        elif size == 127:
-            start, size = 10, int.from_bytes(data[2:10], "big")
-        if len(data) < start + 4 + size:
-            return None
-        mask, body = data[start : start + 4], data[start + 4 : start + 4 + size]
-        self._buffer = data[start + 4 + size :]
-        whole = (mask * (size // 4 + 1))[:size]
-        return data[0] & 0x0F, (int.from_bytes(body, "big") ^ int.from_bytes(whole, "big")).to_bytes(size, "big")
 
     def reset(self) -> None:
         """Close, and throw away what is on its way in both directions."""

@@ -1,10 +1,15 @@
 """The command where no server is needed: what it refuses, with which status, and what ``--help`` says."""
 
+import os
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+import soundfile
 
 from tests.e2e.commands import Ended
 from voicechat_client.cli import main
@@ -63,6 +68,41 @@ def test_files_that_are_no_recording(client: Client, tmp_path: Path) -> None:
         assert found.json()["error"] == found.complaint()
 
 
+def broken(path: Path, samples: list[float]) -> Path:
+    soundfile.write(path, np.array(samples, np.float32), 16000, subtype="FLOAT")
+    return path
+
+
+def test_what_cannot_be_done_asks_no_server_and_touches_no_file(client: Client, tmp_path: Path) -> None:
+    """Nobody listens there, which would be the next thing to be found out."""
+    out = tmp_path / "answer.wav"
+    out.write_bytes(b"from before")
+    cases: list[tuple[list[object], str]] = [
+        ([broken(tmp_path / "none.wav", [])], "none.wav: holds no samples"),
+        ([broken(tmp_path / "nan.wav", [0.0] * 100 + [np.nan])], "nan.wav: sample 100 (at 0.006 s) is not finite: nan"),
+        ([broken(tmp_path / "first.wav", [np.nan] * 100)], "first.wav: sample 0 (at 0.000 s) is not finite: nan"),
+        (["/dev/zero"], "/dev/zero: is a device; a file or a pipe is needed"),
+        ([tmp_path], f"{tmp_path}: Is a directory"),
+        ([SPOKEN, "--check", tmp_path / "nowhere"], "voicechat inspect failed with 1: "),
+    ]
+    for words, said in cases:
+        found = client("send", *words, "--url", NOBODY, "--out", out, "--stereo", out.with_suffix(".s"))
+        assert (found.status, found.out) == (1, "")
+        assert said in found.complaint()
+        assert out.read_bytes() == b"from before"
+        assert not out.with_suffix(".s").exists()
+
+
+def test_a_check_without_its_command(client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    found = client("send", SPOKEN, "--url", NOBODY, "--out", tmp_path / "a.wav", "--check", "somewhere")
+    assert (found.status, found.complaint()) == (
+        1,
+        '--check needs the command voicechat: install "voicechat-core[mlx]"',
+    )
+
+
 def test_a_file_from_before_stays_when_there_is_no_server(client: Client, tmp_path: Path) -> None:
     out = tmp_path / "answer.wav"
     out.write_bytes(b"from before")
@@ -87,6 +127,10 @@ def test_a_file_from_before_stays_when_there_is_no_server(client: Client, tmp_pa
         ["--skip-beyond", "0"],
         ["--skip-beyond", "nan"],
         ["--retry-busy", "nan"],
+        ["--silent-seconds", "0"],
+        ["--silent-seconds", "nan"],
+        ["--out", "-"],
+        ["--events", "-"],
         ["--url", "ftp://host"],
         ["--api-key-file", "/nowhere"],
         ["--out", str(SPOKEN)],
@@ -105,6 +149,69 @@ def test_options_that_cannot_be_meant(
     assert found.err
     assert found.out == ""
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_name_that_is_no_text_is_shown_the_same_everywhere(client: Client, tmp_path: Path) -> None:
+    name = os.fsdecode(bytes(tmp_path) + b"/caf\xff\nb.wav")
+    found = client("send", name, "--url", NOBODY, "--out", tmp_path / "a.wav", "--json")
+    assert found.status == 1
+    assert found.complaint().startswith(f"{tmp_path}/caf\ufffd\\nb.wav: ")
+    assert found.json()["error"] == found.complaint()
+
+
+# ---- as a process: from its first moment, and where nobody can read
+
+RUN = "from voicechat_client.__main__ import main; main()"
+INTERRUPTED = """
+import os, signal, sys
+class Interrupts:
+    def find_spec(name, *rest):
+        if name == {module!r}:
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Interrupts)
+"""
+
+
+def process(code: str, *words: str, **options: Any) -> "subprocess.CompletedProcess[str]":
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | options
+    return subprocess.run([sys.executable, "-c", code, *words], text=True, check=False, timeout=60, **pipes)
+
+
+@pytest.mark.parametrize("module", ["voicechat_client.cli", "numpy", "rich.console"])
+def test_ctrl_c_while_it_is_loaded(module: str) -> None:
+    found = process(INTERRUPTED.format(module=module) + RUN, "--help")
+    assert (found.returncode, found.stdout, found.stderr) == (130, "", "")
+
+
+def test_ctrl_c_is_an_interrupt_once_it_is_loaded() -> None:
+    told = "cli.main = lambda: print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)"
+    assert process(f"import signal; from voicechat_client import cli; {told}\n{RUN}").stdout == "True\n"
+
+
+def test_what_is_loaded_before_it_minds_ctrl_c() -> None:
+    code = "import sys; import voicechat_client.__main__; print(*{'trio', 'numpy', 'typer', 'rich'} & set(sys.modules))"
+    assert process(code).stdout == "\n"
+
+
+def test_a_ctrl_c_that_is_to_be_ignored_is() -> None:
+    """As by nohup, and in the background of a script."""
+    code = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n" + INTERRUPTED.format(module="trio") + RUN
+    assert process(code, "ping", "--help").returncode == 0
+
+
+@pytest.mark.parametrize("words", [["--help"], ["send", "--help"]])
+def test_help_that_cannot_be_written(words: list[str]) -> None:
+    with Path("/dev/full").open("w") as full:
+        found = process(RUN, *words, stdout=full)
+        assert (found.returncode, found.stderr) == (
+            1,
+            "voicechat-client: stdout cannot be written: No space left on device\n",
+        )
+
+
+def test_a_status_where_nothing_can_be_written() -> None:
+    with Path("/dev/full").open("w") as full:
+        assert process(RUN, "ping", "--url", NOBODY, stdout=full, stderr=full).returncode == 3
 
 
 def test_help_lists_every_status(client: Client) -> None:

@@ -30,11 +30,12 @@ def test_clocks_that_disagree_by_parts_in_a_million(microphone: int, speaker: in
 
 @pytest.mark.parametrize("speaker", [10_000, -10_000])
 def test_clocks_that_disagree_by_a_hundredth(speaker: int) -> None:
-    """6 s in ten minutes. The deviation at which 1 % is worked off is 50 ms, and stays that."""
+    """6 s in ten minutes. It is learnt: the delay deviates at first, by less than 50 ms, and not for ever."""
     run = simulate(10, speaker_ppm=speaker, sound=hum)
-    delays = run.between(30, 600)
-    assert max(delays) < USUAL + 0.05 + 0.02
-    assert max(run.between(60, 600)) - min(run.between(60, 600)) < 0.03
+    assert max(run.between(30, 600)) < USUAL + 0.05
+    later = run.between(180, 600)
+    assert max(abs(delay - USUAL) for delay in later) < 0.025
+    assert max(later) - min(later) < 0.03
     assert run.playout.gaps <= 1
     assert run.playout.gap_seconds < 0.15
     assert run.playout.dropped_seconds == 0

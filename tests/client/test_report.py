@@ -10,9 +10,9 @@ import pytest
 import soundfile
 import trio
 
-from tests.client.events import assistant, done, frame, function, lag, user
+from tests.client.events import assistant, done, error, frame, function, lag, user
 from voicechat_client.answer import Answer
-from voicechat_client.check import CheckError, compare, generate
+from voicechat_client.check import CheckError, compare, examine, generate
 from voicechat_client.report import report
 
 
@@ -43,6 +43,25 @@ def test_a_report_of_little() -> None:
         "function:  {}",
         "sent 0.00 s, heard 0.00 s (0 frames), at most 240 ms behind, 3 frames skipped, not finished",
     ]
+
+
+def test_a_report_of_errors_that_did_not_end_it() -> None:
+    answer = Answer()
+    for event in [error("inference_error", "odd\x07\nbytes")] * 3 + [error("a", "b")]:
+        answer.add(event)
+    answer.add(done(0))
+    assert report(answer, 0).splitlines() == [
+        "user:      (nothing)",
+        "assistant: (nothing)",
+        "error:     inference_error: odd\ufffd bytes (3 times)",
+        "error:     a: b",
+        "sent 0.00 s, heard 0.00 s (0 frames), at most 0 ms behind",
+    ]
+    for number in range(10):
+        answer.add(error("more", str(number)))
+    lines = report(answer, 0).splitlines()
+    assert lines[-3:-1] == ["error:     more: 2", "error:     and 7 others"]
+    assert len(lines) == 9
 
 
 # ---- comparing
@@ -143,6 +162,35 @@ def test_a_command_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         "voicechat generate failed with 3: last"
     )
     assert fails(program(tmp_path, "import sys; sys.exit(1)")) == "voicechat generate failed with 1: no word"
+
+
+def test_a_checkpoint_is_examined_before(tmp_path: Path) -> None:
+    """It is there and whole, or one line says why not; the command is asked for as little as possible."""
+
+    def examined(code: str, *words: str) -> str:
+        lines = f"import json, sys; words = sys.argv[1:]; {code}"
+        run = partial(examine, "some where", program=[*program(tmp_path, lines), *words])
+        try:
+            trio.run(run)
+        except CheckError as error:
+            return str(error)
+        return ""
+
+    assert examined("assert words == ['inspect', '--json', '--', 'some where'], words") == ""
+    assert examined("print('a\\nb', file=sys.stderr); sys.exit(1)") == "voicechat inspect failed with 1: b"
+    assert examined("sys.exit(3)") == "voicechat inspect failed with 3: no word"
+    assert examined("print(json.dumps({'problems': ['no tail', 'x']})); sys.exit(1)") == "--check: no tail"
+
+
+def test_a_command_that_cannot_be_run(tmp_path: Path) -> None:
+    """As one whose interpreter has gone, or that is no program."""
+    (tmp_path / "broken").write_text("#!/no/such/python\n")
+    (tmp_path / "broken").chmod(0o755)
+    (tmp_path / "plain").write_text("x")
+    for name, said in (("broken", "No such file"), ("plain", "Permission denied"), ("none", "No such file")):
+        place = str(tmp_path / name)
+        with pytest.raises(CheckError, match=f"^--check: {place} cannot be run: {said}"):
+            trio.run(partial(examine, "c", program=[place]))
 
 
 def test_no_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,6 +54,28 @@ def test_blocks_and_silence(length: int, tail: int) -> None:
     run(main)
 
 
+def test_the_first_block_may_be_read_before() -> None:
+    """And is given then, once; a recording that cannot give it is found out."""
+
+    async def main() -> None:
+        for length, tail in ((9, 0), (3, 0), (3, 6), (4, 0)):
+            reader = Reader(length)
+            recording = Blocks(reader, 4, tail_samples=tail)
+            await recording.begin()
+            await recording.begin()
+            assert reader.asked[0] == 4
+            assert len(reader.asked) <= 2
+            assert not recording.ended
+            joined = np.concatenate(await all_of(recording))
+            assert joined.tolist() == [*range(1, length + 1), *[0] * tail]
+            assert recording.ended
+        for length in (0, 3):
+            with pytest.raises(AudioError, match="is none"):
+                await Blocks(Reader(length, AudioError("is none")), 4, tail_samples=100).begin()
+
+    run(main)
+
+
 def test_no_further_ahead_than_asked() -> None:
     async def main() -> None:
         reader = Reader(100)
@@ -166,6 +188,40 @@ def test_what_the_listener_raises_ends_it() -> None:
         assert len(talk.log) < 10
 
     run(main)
+
+
+def test_the_first_of_two_errors_is_told() -> None:
+    """A file that is full is closed, and so of no use to the other task, which is about to find that."""
+    found: list[str] = []
+
+    class AtOnce(Talk):
+        async def append(self, samples: np.ndarray) -> None:
+            await now.wait()
+
+        async def __anext__(self) -> Any:
+            await now.wait()
+            return frame(0)
+
+    def fails(what: Any) -> None:
+        found.append("no room" if not found else "is closed")
+        raise AudioError(found[-1])
+
+    async def main() -> None:
+        talk: Any = AtOnce()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(soon)
+            with pytest.raises(AudioError, match="no room"):
+                await send(talk, Blocks(Reader(4), 4), pacer=Pacer("fast", 16000), heard=fails, sent=fails)
+        assert found == ["no room", "is closed"]
+
+    async def soon() -> None:
+        await trio.sleep(1)
+        now.set()
+
+    for _ in range(20):  # which of the two tasks is first, Trio draws
+        found.clear()
+        now = trio.Event()
+        run(main)
 
 
 def test_what_was_sent_is_told_after_it_was() -> None:

@@ -80,6 +80,7 @@ def test_the_end_of_a_long_text_is_seen(clock: list[float]) -> None:
     lines = screen(view)
     assert len(lines) < 20
     assert any(line.endswith("the end") for line in lines)
+    assert sum(line.count("x") for line in lines) == 600 - len(" the end")
 
 
 @pytest.mark.parametrize("width", [20, 80])

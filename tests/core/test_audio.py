@@ -295,6 +295,8 @@ def test_files_that_cannot_be_opened(tmp_path: Path) -> None:
         read_audio(str(tmp_path), RATE)
     with pytest.raises(AudioError, match="a sample rate of 0 Hz cannot be"):
         read_audio(tmp_path, 0)
+    with pytest.raises(AudioError, match=r"^/dev/zero: is a device; a file or a pipe is needed$"):
+        read_audio("/dev/zero", RATE)
 
 
 def test_an_unreadable_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,18 +48,24 @@ def test_a_bench_beyond_the_models_positions(tiny: VoiceChat) -> None:
         bench(tiny, frames=300_000)
 
 
-def test_a_bounded_state_does_not_grow(tiny: VoiceChat) -> None:
-    """Beyond voice prompt and bound the speech decoder's state stays as it is: 37 + 20 positions of 7 layers."""
+def test_a_bounded_state_does_not_grow(tiny: VoiceChat, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond voice prompt and bound the speech decoder's state stays as it is: 37 + 20 positions of 7 layers.
+
+    With the least buffers of 8 slots a state that grew would have doubled meanwhile, as the unbounded one does.
+    """
+    monkeypatch.setattr("voicechat_core.nn.kv_cache.BLOCK", 8)
+    voicechat = VoiceChat(tiny.model)
 
     def speech_bytes(frames: int, context: int | None) -> int:
-        session = tiny.session(tts_context_frames=context)
+        session = voicechat.session(tts_context_frames=context)
         for _ in session.push(np.zeros(frames * 1280, np.float32)):
             pass
         return sum(x.nbytes for path, x in session.snapshot().arrays.items() if "ear_tts" in path)
 
     layers, rows, heads, width = 7, 2, 4, 16
-    assert speech_bytes(30, 20) == speech_bytes(300, 20) == (37 + 20) * layers * rows * heads * width * 2 * 4
-    assert speech_bytes(300, None) == 512 * layers * rows * heads * width * 2 * 4
+    slot = layers * rows * heads * width * 2 * 4
+    assert speech_bytes(21, 20) == speech_bytes(60, 20) == (37 + 20) * slot
+    assert [speech_bytes(frames, None) for frames in (21, 60)] == [64 * slot, 128 * slot]
 
 
 def test_too_few_frames(tiny: VoiceChat) -> None:

@@ -14,9 +14,13 @@ from typing import Any
 import numpy as np
 import soundfile
 
-RUN = "from voicechat_client.cli import main; main()"
+from voicechat_core.offline import GenerationResult
+
+RUN = "from voicechat_client.__main__ import main; main()"
 LONGEST = 120.0  # seconds of a test that hangs
 FRAME = 1764
+OUTSIDE = ("VOICECHAT_API_KEY", "COLUMNS", "LINES")  # what this process was told: a test's terminal has its own size
+IDS = ("text_tokens", "function_tokens", "transcript", "text", "function_text", "frames")
 
 
 @dataclass(frozen=True)
@@ -53,7 +57,7 @@ def begun(
     *words: object, stdin: Any = None, stderr: Any = subprocess.PIPE, run: str = RUN, **environment: str
 ) -> Iterator[subprocess.Popen[str]]:
     """A process that is killed at the end if it still runs."""
-    outside = {name: value for name, value in os.environ.items() if name != "VOICECHAT_API_KEY"}
+    outside = {name: value for name, value in os.environ.items() if name not in OUTSIDE}
     command = [sys.executable, "-c", run, *map(str, words)]
     pipes: dict[str, Any] = {"stdin": stdin, "stdout": subprocess.PIPE, "stderr": stderr, "text": True}
     with subprocess.Popen(command, env=outside | environment, **pipes) as process:
@@ -95,3 +99,9 @@ def sound_of(path: Path, rate: int = 22050, channels: int = 1) -> np.ndarray:
 def events_of(path: Path) -> list[dict[str, Any]]:
     """The lines of ``--events``."""
     return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def require_same_ids(told: dict[str, Any], expected: GenerationResult) -> None:
+    """Ids, codes and texts are those of the model by itself."""
+    assert {name: told[name] for name in IDS} == {name: getattr(expected, name) for name in IDS}
+    assert told["audio_codes"] == expected.audio_codes.tolist()

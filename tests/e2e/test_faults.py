@@ -141,18 +141,21 @@ def test_a_client_that_is_asked_to_stop(number: signal.Signals, url: str, out: P
     assert len(sound_of(both, channels=2)) >= FRAME * told["frames"]
 
 
-def test_a_client_that_waits_in_a_silent_pipe_can_be_stopped(url: str, out: Path) -> None:
+def test_a_client_that_waits_in_a_silent_pipe_can_be_stopped(url: str, out: Path, tmp_path: Path) -> None:
     """In the middle, and before anything came of it."""
-    head = SPOKEN.read_bytes()[: 44 + 32000]
+    head, there = SPOKEN.read_bytes()[: 44 + 32000], tmp_path / "there"
+    run = "import pathlib, voicechat_client.sending as sending\nopened = sending.opened\n"
+    run += f"sending.opened = lambda path: pathlib.Path({str(there)!r}).touch() or opened(path)\n{RUN}"
     for data in (head, b""):
-        with begun("send", "-", "--url", url, "--out", out, "--json", stdin=subprocess.PIPE) as process:
+        there.unlink(missing_ok=True)
+        with begun("send", "-", "--url", url, "--out", out, "--json", stdin=subprocess.PIPE, run=run) as process:
             assert process.stdin is not None
             process.stdin.buffer.write(data)  # type: ignore[attr-defined]
             process.stdin.flush()
             if data:
                 heard_some(out)
             else:
-                time.sleep(1.5)
+                wait_for(there.exists)
             process.send_signal(signal.SIGINT)
             process.wait(10)
             found = ended(process)
@@ -163,9 +166,10 @@ def test_a_client_that_waits_in_a_silent_pipe_can_be_stopped(url: str, out: Path
 
 @pytest.mark.slow
 def test_a_check_that_is_stopped_ends_its_process(url: str, out: Path, tmp_path: Path) -> None:
-    """``voicechat`` is here a program that sleeps and says that it is there."""
+    """``voicechat generate`` is here a program that sleeps and says that it is there."""
     program, there = tmp_path / "voicechat", tmp_path / "there"
-    program.write_text(f"#!/bin/sh\necho $$ > {there}.new; mv {there}.new {there}; exec sleep 100\n")
+    examines = '[ "$1" = inspect ] && exit 0'
+    program.write_text(f"#!/bin/sh\n{examines}\necho $$ > {there}.new; mv {there}.new {there}; exec sleep 100\n")
     program.chmod(0o755)
     run = f"import voicechat_client.check as check\ncheck.command = lambda: [{str(program)!r}]\n{RUN}"
     words = ["--pace", "fast", "--tail", 0, "--out", out, "--check", "any", "--json"]

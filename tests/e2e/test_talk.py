@@ -63,10 +63,13 @@ def test_a_talk_that_is_ended_by_ctrl_c(server: ServerProcess, devices: dict[str
     """The first Ctrl-C commits: the rest of the answer is heard, and the status is 0."""
     with begun("talk", "--url", f"127.0.0.1:{server.port}", "--seed", "3", **devices) as process:
         assert process.stderr is not None
+        said = []
         for line in process.stderr:
-            if "Ctrl-C ends" in line:
+            said.append(line)
+            if "use headphones" in line:  # the last for now: what came in one piece with a line is lost to ``ended``
                 break
-        assert "listening to Ear, speaking on Mouth" in line
+        assert "listening to Ear, speaking on Mouth" in said[-2]
+        assert "Ctrl-C ends" in said[-2]
         while server.metrics()["voicechat_frames_total"] < 30:
             assert process.poll() is None
         process.send_signal(signal.SIGINT)
@@ -75,7 +78,6 @@ def test_a_talk_that_is_ended_by_ctrl_c(server: ServerProcess, devices: dict[str
     assert "not finished" not in result.out
     assert "assistant: " in result.out
     assert " gaps of " in result.out
-    assert "use headphones" in result.err
     [session] = server.sessions()[-1:]
     assert (session["ended_by"], session["frames"] >= 30) == ("done", True)
     played = np.fromfile(devices["PLAYED"], np.float32)

@@ -22,9 +22,13 @@ def frame(opcode: int, payload: bytes | str = b"", *, first: int | None = None, 
     head = bytes([0x80 | opcode if first is None else first, size | (0x80 if masked else 0)]) + extra
     if not masked:
         return head + data
-    mask = (MASK * (len(data) // 4 + 1))[: len(data)]
-    scrambled = int.from_bytes(data, "big") ^ int.from_bytes(mask, "big")
-    return head + MASK + scrambled.to_bytes(len(data), "big")
+    return head + MASK + scrambled(data, MASK)
+
+
+def scrambled(data: bytes, mask: bytes) -> bytes:
+    """Masked; and of masked bytes, what they were."""
+    whole = (mask * (len(data) // 4 + 1))[: len(data)]
+    return (int.from_bytes(data, "big") ^ int.from_bytes(whole, "big")).to_bytes(len(data), "big")
 
 
 def close_frame(code: int, reason: bytes = b"") -> bytes:
@@ -32,7 +36,12 @@ def close_frame(code: int, reason: bytes = b"") -> bytes:
 
 
 class Peer:
-    """The client's end of a stream."""
+    """One end of a stream: the client's, whose server never masks what it sends.
+
+    At the server's end (``hears_masked``) every frame must be masked.
+    """
+
+    hears_masked = False
 
     def __init__(self, stream: trio.abc.Stream) -> None:
         self.stream = stream
@@ -51,10 +60,10 @@ class Peer:
         return bool(data)
 
     async def head(self) -> bytes:
-        """The next header block of a response."""
+        """The next header block; EOFError when the stream ends before."""
         while b"\r\n\r\n" not in self._buffer:
             if not await self._more():
-                raise AssertionError(f"the stream ended after {self._buffer!r}")
+                raise EOFError(f"the stream ended after {self._buffer!r}")
         block, _, self._buffer = self._buffer.partition(b"\r\n\r\n")
         return block
 
@@ -78,15 +87,19 @@ class Peer:
         data = self._buffer
         if len(data) < 2:
             return None
-        start, size = 2, data[1]
+        assert bool(data[1] & 0x80) == self.hears_masked, f"masked or not: {data[:2]!r}"
+        start, size = 2, data[1] & 0x7F
         if size == 126:
             start, size = 4, int.from_bytes(data[2:4], "big")
         elif size == 127:
             start, size = 10, int.from_bytes(data[2:10], "big")
+        mask = data[start : start + 4] if self.hears_masked else b""
+        start += 4 if self.hears_masked else 0
         if len(data) < start + size:
             return None
         self._buffer = data[start + size :]
-        return data[0] & 0x0F, data[start : start + size]
+        payload = data[start : start + size]
+        return data[0] & 0x0F, scrambled(payload, mask) if mask else payload
 
     async def rest(self) -> bytes:
         """All until the end, as bytes."""

@@ -8,6 +8,7 @@ import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 from urllib.parse import urlsplit
 
 import trio
@@ -48,16 +49,21 @@ class Server:
 
 
 @contextmanager
-def server(*options: str, run: str = RUN, **environment: str) -> Iterator[Server]:
+def started(*options: str, stderr: Any, run: str = RUN, **environment: str) -> Iterator[subprocess.Popen[str]]:
     """A process that is killed at the end if it still runs."""
     command = [sys.executable, "-c", run, *options]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=os.environ | environment)
-    assert process.stderr is not None
-    with process, process.stderr:
+    with subprocess.Popen(command, stderr=stderr, text=True, env=os.environ | environment) as process:
         try:
-            yield Server(process)
+            yield process
         finally:
             process.kill()
+
+
+@contextmanager
+def server(*options: str, run: str = RUN, **environment: str) -> Iterator[Server]:
+    """One whose log is read as it comes: for tests of how a server starts and ends, well or badly."""
+    with started(*options, stderr=subprocess.PIPE, run=run, **environment) as process:
+        yield Server(process)
 
 
 @asynccontextmanager

@@ -1,10 +1,9 @@
-"""A real server process: started, asked how it is, stopped; and what it has logged."""
+"""A real server process that serves all tests of a file: asked how it is, stopped; and what it has logged."""
 
 import json
 import re
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +13,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-RUN = "from voicechat_server.cli import main; main()"
+from tests.server.processes import RUN, started
+
 HOST = "127.0.0.1"
 NET = 60.0  # seconds after which a test has failed; nothing here takes so long
 
@@ -23,7 +23,7 @@ NET = 60.0  # seconds after which a test has failed; nothing here takes so long
 class ServerProcess:
     """One that serves. Its log is a file: a pipe that nobody reads would fill up and stop it."""
 
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[str]
     port: int
     log_file: Path
 
@@ -68,22 +68,17 @@ class ServerProcess:
 @contextmanager
 def serving(checkpoint: Path, log_file: Path, *options: str, run: str = RUN) -> Iterator[ServerProcess]:
     """A server on a free port. At the end it must leave with 0, and have logged no error."""
-    command = [sys.executable, "-c", run, "-m", str(checkpoint), "--port", "0", *options]
-    with log_file.open("wb") as log:
-        process = subprocess.Popen(command, stderr=log)
-    try:
+    words = ["-m", str(checkpoint), "--port", "0", *options]
+    with log_file.open("wb") as log, started(*words, stderr=log, run=run) as process:
         server = ServerProcess(process, _port(process, log_file), log_file)
         yield server
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 0, server.log()
-    finally:
-        process.kill()
-        process.wait()
     assert "Traceback" not in server.log(), server.log()
     assert "\nERROR" not in server.log(), server.log()
 
 
-def _port(process: subprocess.Popen[bytes], log_file: Path) -> int:
+def _port(process: subprocess.Popen[str], log_file: Path) -> int:
     deadline = time.monotonic() + NET
     while time.monotonic() < deadline and process.poll() is None:
         found = re.search(r"ready on (\S+)\n", log_file.read_text())

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 import trio
 
-from tests.server.server_process import RUN, ServerProcess, serving
+from tests.server.processes import RUN
+from tests.server.server_process import ServerProcess, serving
 from tests.soak.measures import MEMORY_ALLOWANCE, Held, not_given_back
 from tests.soak.soak import SoakError, soak
 

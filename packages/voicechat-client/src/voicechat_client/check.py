@@ -7,6 +7,7 @@ ahead; from then on each sample may be one 16-bit step off.
 
 import json
 import shutil
+import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from voicechat_client.recording import Pcm16
 from voicechat_core.audio_stream import AudioReader
 from voicechat_core.errors import VoiceChatError
 
-__all__ = ["CheckError", "Difference", "command", "compare", "generate"]
+__all__ = ["CheckError", "Difference", "command", "compare", "examine", "generate"]
 
 LEAD_IN: Final = 8  # samples, of 22,050 a second
 SETTLED: Final = 14  # the first sample of a live answer that no longer hangs on what was before time 0
@@ -56,6 +57,19 @@ def command() -> list[str]:
     return [found]
 
 
+async def examine(checkpoint: str, *, program: list[str] | None = None) -> None:
+    """Find out before the conversation that ``generate`` could not be run. Reads no weights, so it takes a second.
+
+    Raises:
+        CheckError: when there is no such checkpoint, it is not whole, or the command does not work.
+    """
+    result = await _run(["inspect", "--json", "--", checkpoint], program)
+    if result.returncode == 0:
+        return
+    problems = json.loads(result.stdout)["problems"] if result.stdout else []
+    raise CheckError(f"--check: {problems[0]}" if problems else _failure("inspect", result))
+
+
 async def generate(
     checkpoint: str, spoken: Path, *, system_prompt: str | None, seed: int, program: list[str] | None = None
 ) -> tuple[dict[str, Any], Pcm16]:
@@ -70,14 +84,25 @@ async def generate(
         wav = Path(directory) / "offline.wav"
         words = ["generate", "-m", checkpoint, "--audio", str(spoken), "--output-audio", str(wav)]
         words += ["--seed", str(seed), "--json", *([] if system_prompt is None else ["-p", system_prompt])]
-        result = await trio.run_process(
-            [*(program or command()), *words], capture_stdout=True, capture_stderr=True, check=False
-        )
+        result = await _run(words, program)
         if result.returncode:
-            said = result.stderr.decode(errors="replace").strip().splitlines()
-            raise CheckError(f"voicechat generate failed with {result.returncode}: {said[-1] if said else 'no word'}")
+            raise CheckError(_failure("generate", result))
         with AudioReader(wav, 22050) as reader:
             return json.loads(result.stdout), reader.read_pcm16(2**62)
+
+
+async def _run(words: list[str], program: list[str] | None) -> subprocess.CompletedProcess[bytes]:
+    """Run the core's command to its end."""
+    line = [*(program or command()), *words]
+    try:
+        return await trio.run_process(line, capture_stdout=True, capture_stderr=True, check=False)
+    except OSError as error:
+        raise CheckError(f"--check: {line[0]} cannot be run: {error.strerror}") from None
+
+
+def _failure(name: str, result: subprocess.CompletedProcess[bytes]) -> str:
+    said = result.stderr.decode(errors="replace").strip().splitlines()
+    return f"voicechat {name} failed with {result.returncode}: {said[-1] if said else 'no word'}"
 
 
 def compare(live: dict[str, Any], live_pcm: Pcm16, offline: dict[str, Any], offline_pcm: Pcm16) -> list[Difference]:

@@ -16,7 +16,7 @@ import trio
 import typer
 
 from voicechat_client.answer import Answer
-from voicechat_client.client import Conversation, connect
+from voicechat_client.client import ClientLimits, Conversation, connect
 from voicechat_client.devices import listing
 from voicechat_client.errors import ClientError
 from voicechat_client.interrupts import InterruptedBySignal, until_interrupted
@@ -30,7 +30,7 @@ from voicechat_core import wire
 from voicechat_core.errors import InputError, VoiceChatError
 from voicechat_core.files import expanded
 from voicechat_core.keys import KEY_VARIABLE, Key, read_key
-from voicechat_core.terminal import discard
+from voicechat_core.terminal import discard, printable
 
 __all__ = ["main"]
 
@@ -74,6 +74,9 @@ Url = Annotated[str, typer.Option("--url", help="ws://HOST:PORT or wss://...; /v
 KeyFile = Annotated[Path | None, typer.Option(help=f"Holds the server's key; or the variable {KEY_VARIABLE}.")]
 CaFile = Annotated[Path | None, typer.Option(help="Certificates to trust, for wss://. Default: the system's.")]
 RetryBusy = Annotated[float, typer.Option(help="Seconds to try again while the server is busy or loads.", min=0)]
+SilentSeconds = Annotated[
+    float, typer.Option(help="Of a server that owes an answer and says nothing, until it is given up; inf: never.")
+]
 Prompt = Annotated[
     str | None, typer.Option("-p", "--prompt", help="System prompt; '' for none. Default: the server's.")
 ]
@@ -85,8 +88,8 @@ SkipBeyond = Annotated[
 
 def main() -> None:
     """Run the command. Whatever fails is one line on stderr and the status that ``--help`` lists."""
-    _make_streams_safe()
     try:
+        _make_streams_safe()
         app()
     except ClientError as error:
         _fail(error, error.exit_status)
@@ -96,6 +99,10 @@ def main() -> None:
         _fail(error, 1)
     except InterruptedBySignal as stopped:
         _fail(stopped, 128 + stopped.number)
+    except OSError as error:
+        if error.filename is not None:
+            raise
+        _fail(_unwritable(error), 1)  # the help, which is none of ours to print
     except (KeyboardInterrupt, BaseExceptionGroup) as error:  # a second Ctrl-C, while the first one was obeyed
         if isinstance(error, BaseExceptionGroup) and error.split(KeyboardInterrupt)[0] is None:
             raise
@@ -112,17 +119,27 @@ def _make_streams_safe() -> None:
 
 
 def _fail(error: Exception, status: int) -> NoReturn:
-    print("voicechat-client:", str(error).replace("\n", "\\n"), file=sys.stderr)
+    note(f"voicechat-client: {_line(error)}")
     sys.exit(status)
+
+
+def _line(error: Exception) -> str:
+    """What failed, the same wherever it is told, also if it names a file whose name is no text."""
+    return printable(str(error))
+
+
+def _unwritable(error: OSError) -> VoiceChatError:
+    discard(sys.stdout)
+    return VoiceChatError(f"stdout cannot be written: {error.strerror}")
 
 
 def _say(text: str) -> None:
     try:
         print(text, flush=True)
     except OSError as error:
-        discard(sys.stdout)
+        failure = _unwritable(error)
         if not isinstance(error, BrokenPipeError):  # whoever read it has enough
-            raise VoiceChatError(f"stdout cannot be written: {error.strerror}") from None
+            raise failure from None
 
 
 @dataclass(frozen=True)
@@ -133,6 +150,7 @@ class Server:
     key: Key | None
     ca_file: Path | None
     retry_busy: float
+    silent_seconds: float
 
     def connect(self) -> Any:
         """See ``client.connect``."""
@@ -141,6 +159,7 @@ class Server:
             key=self.key,
             ca_file=self.ca_file,
             retry_busy_seconds=self.retry_busy,
+            limits=ClientLimits(silent_seconds=self.silent_seconds),
             waiting=lambda error, seconds: note(f"{error}; again in {seconds:.1f} s"),
         )
 
@@ -160,7 +179,9 @@ def send_command(
         float, typer.Option(help="Seconds of silence after the recording, to listen on.", min=0, max=3600)
     ] = 3.0,
     chunk_ms: Annotated[float, typer.Option(help="Milliseconds of audio in a message.", min=0.0625, max=10000)] = 20.0,
-    events: Annotated[Path | None, typer.Option(help="Every message, a JSON line each.")] = None,
+    events: Annotated[
+        Path | None, typer.Option(help="Every message, a JSON line each; audio and cumulative text by their length.")
+    ] = None,
     stereo: Annotated[Path | None, typer.Option(help="User left, assistant right, on one clock.")] = None,
     transcript: Annotated[Path | None, typer.Option(help="Who said what, and when, as JSON.")] = None,
     prompt: Prompt = None,
@@ -173,6 +194,7 @@ def send_command(
     api_key_file: KeyFile = None,
     ca_file: CaFile = None,
     retry_busy: RetryBusy = 0.0,
+    silent_seconds: SilentSeconds = ClientLimits.silent_seconds,
 ) -> None:
     """Send a recording, show the conversation, write the answer."""
     if pace not in ("realtime", "fast"):
@@ -181,7 +203,7 @@ def send_command(
         checking = None if check is None else Check(check, Path(directory) / "spoken.wav")
         audio = expanded(audio)
         sending = Sending(
-            connecting=Server(url, read_key(api_key_file, os.environ), ca_file, retry_busy).connect,
+            connecting=Server(url, read_key(api_key_file, os.environ), ca_file, retry_busy, silent_seconds).connect,
             audio=audio,
             options=_options(prompt, seed, skip_beyond),
             pace=pace,  # type: ignore[arg-type]
@@ -203,10 +225,11 @@ def send_command(
             note("checking: voicechat generate runs on what was sent")
             error = _run(partial(checking.run, sending.answer, sending.options))
     if as_json:
-        _say(json.dumps(sending.as_dict(error)))
+        _say(json.dumps(sending.as_dict(None if error is None else _line(error))))
     elif error is None or sending.answer.frames:
         verdict = [] if checking is None else checking.verdict()
-        _say("\n".join([report(sending.answer, sending.sent_samples), str(out), *verdict]))
+        lines = [printable(line) for line in (str(out), *verdict)]
+        _say("\n".join([report(sending.answer, sending.sent_samples), *lines]))
     if error is not None:
         raise error
     if checking is not None and checking.differences:
@@ -244,13 +267,14 @@ def talk_command(
     api_key_file: KeyFile = None,
     ca_file: CaFile = None,
     retry_busy: RetryBusy = 0.0,
+    silent_seconds: SilentSeconds = ClientLimits.silent_seconds,
 ) -> None:
     """Talk by microphone and speaker until Ctrl-C. Needs the extra: pip install "voicechat-client\\[mic]"."""
     from voicechat_client import mic  # here only: it is an extra
 
     if list_devices:
         return _say(listing(mic.devices()) or "there are no audio devices")
-    server = Server(url, read_key(api_key_file, os.environ), ca_file, retry_busy)
+    server = Server(url, read_key(api_key_file, os.environ), ca_file, retry_busy, silent_seconds)
     answer, counts = Answer(seed=seed), TalkReport()
     error: VoiceChatError | None = None
     with mic.open_microphone(input_device) as microphone, mic.open_speaker(output_device) as speaker:
@@ -285,9 +309,10 @@ def ping_command(
     api_key_file: KeyFile = None,
     ca_file: CaFile = None,
     retry_busy: RetryBusy = 0.0,
+    silent_seconds: SilentSeconds = ClientLimits.silent_seconds,
 ) -> None:
     """Connect, ask whether the server is there, and say how long it took. Takes its slot meanwhile."""
-    server = Server(url, read_key(api_key_file, os.environ), ca_file, retry_busy)
+    server = Server(url, read_key(api_key_file, os.environ), ca_file, retry_busy, silent_seconds)
     trio.run(until_interrupted, partial(_ping, server, count))
 
 

@@ -14,6 +14,8 @@ Choices:
 * A task reads all the time, so that whoever sends first and listens later does not stand in the server's way. It keeps
   up to ``unread_bytes``; past that it reads no further, TCP holds the server back, and a server that cannot write for
   some seconds closes with 1008. So a user who does not listen costs memory up to a bound, and then the conversation.
+* A server is held to the clock: more frames than the input can have are its fault, none at all for ``silent_seconds``
+  while some are owed is a loss.
 * What is sent waits while the server does not read. A call that is cancelled has sent each of its messages whole or not
   at all, and the conversation goes on.
 * Every message is given to the iteration, in its order, the answers to ``update`` and ``ping`` and every ``error`` too.
@@ -155,6 +157,7 @@ class _Door:
                 created = self._first(await link.receive())
                 conversation = Conversation(link, created, self.limits)
                 self.nursery.start_soon(conversation.listen)
+                self.nursery.start_soon(conversation.watch)
                 return conversation
             raise self._no(f"no session.created came within {self.limits.created_seconds:g} seconds")
         except BaseException as error:

@@ -15,6 +15,7 @@ import numpy.typing as npt
 import trio
 
 from voicechat_client.errors import ClientError, EndedError, LostError, ServerFaultError, SessionRefusedError
+from voicechat_client.ledger import Ledger
 from voicechat_client.link import Gone, Link
 from voicechat_client.reaching import LinkLimits
 from voicechat_core import wire
@@ -26,6 +27,8 @@ __all__ = ["ClientLimits", "Conversation", "shown"]
 MOST_SAMPLES: Final = wire.INPUT_RATE  # in one message: a second
 MESSAGE_BYTES: Final = 1000  # of a message that waits, beside its text: the objects that it is
 SHOWN: Final = 300  # characters of a server's message in an error
+LOOKS: Final = 20  # at a server that may be silent, in the time that it may
+PONG_SECONDS: Final = 5.0  # at most, for one whose other words are overdue
 
 
 @dataclass(frozen=True)
@@ -36,10 +39,18 @@ class ClientLimits(LinkLimits):
         created_seconds: from the open WebSocket to ``session.created``, which a server sends at once.
         unread_bytes: of messages that wait for the iteration: a quarter of an hour of answer, beyond a server's usual
             session of ten minutes.
+        silent_seconds: that a server may say nothing while it owes something: an answer to what it was sent, or the
+            end. A frame of speech is 80 ms, so one that needs this long for it is of no use to anybody. A session
+            that is being opened may take longer, as long as the server answers pings. ``math.inf`` for ever.
     """
 
     created_seconds: float = 10.0
     unread_bytes: int = 64 * 2**20
+    silent_seconds: float = 30.0
+
+    def __post_init__(self) -> None:
+        if not self.silent_seconds > 0:
+            raise InputError(f"silent_seconds is {self.silent_seconds}; more than 0 is needed")
 
 
 def shown(text: str) -> str:
@@ -84,6 +95,7 @@ class Conversation:
         self._room = trio.Event()
         self._updating: _Answer | None = None
         self._pings: deque[_Answer] = deque()
+        self._ledger = Ledger()
         self._committed = False
         self._said = ""  # by an error that was the last message
         self._end: ClientError | None = None  # why nothing more can be sent or will be heard
@@ -130,13 +142,17 @@ class Conversation:
         """
         if samples.dtype != np.int16 or samples.ndim != 1:
             raise InputError(f"samples are {samples.dtype} of shape {samples.shape}; int16 [S] is needed")
-        if self._committed:
-            raise EndedError("the input was committed; no more of it is taken")
+        self._require_input_open()
         await trio.lowlevel.checkpoint()
         for start in range(0, len(samples), MOST_SAMPLES):
+            self._require_input_open()  # another task may have committed meanwhile
             part = samples[start : start + MOST_SAMPLES]
-            await self._send(wire.InputAudioBufferAppend(audio=wire.bytes_of(part)))
+            await self._send(wire.InputAudioBufferAppend(audio=wire.bytes_of(part)), samples=len(part))
             self.sent_samples += len(part)
+
+    def _require_input_open(self) -> None:
+        if self._committed:
+            raise EndedError("the input was committed; no more of it is taken")
 
     async def commit(self, *, pad_partial: bool = True) -> None:
         """The input is complete: the last events come, and ``response.done``.
@@ -145,13 +161,17 @@ class Conversation:
             pad_partial: whether a frame that has begun is filled with zeros instead of dropped.
 
         Raises:
-            ClientError: EndedError if it was committed before, or the conversation is over; LostError or
-                ServerFaultError.
+            ClientError: EndedError if it was committed before, also by a task that still waits for it, or the
+                conversation is over; LostError or ServerFaultError.
         """
         if self._committed:
             raise EndedError("the input was committed before")
-        await self._send(wire.InputAudioBufferCommit(pad_partial=pad_partial))
         self._committed = True
+        try:
+            await self._send(wire.InputAudioBufferCommit(pad_partial=pad_partial), ends=True)
+        except BaseException:
+            self._committed = False  # it was not sent
+            raise
 
     async def cancel(self) -> None:
         """End the session at once: ``response.cancelled`` comes, behind what the server has said already.
@@ -159,7 +179,7 @@ class Conversation:
         Raises:
             ClientError: EndedError if the conversation is over; LostError or ServerFaultError.
         """
-        await self._send(wire.SessionCancel())
+        await self._send(wire.SessionCancel(), ends=True)
 
     async def ping(self) -> float:
         """Seconds until the server answers, by way of everything that waits to be sent or heard.
@@ -183,13 +203,17 @@ class Conversation:
     async def aclose(self) -> None:
         """Hang up, in ``close_seconds``. Never raises, cannot be cancelled; leaving the block does it, too."""
         self._end = self._end or EndedError("the conversation was closed")
-        await self._link.close()
+        if isinstance(self._end, ServerFaultError):
+            await self._link.cut()  # who breaks the protocol may go on for ever, and never say goodbye
+        else:
+            await self._link.close()
 
-    async def _send(self, event: wire.ClientEvent) -> None:
+    async def _send(self, event: wire.ClientEvent, *, samples: int = 0, ends: bool = False) -> None:
         if self._end is not None:
             raise self._ended()
         try:
-            await self._link.send(wire.encode(event))
+            with self._ledger.sending(samples, ends=ends):
+                await self._link.send(wire.encode(event))
         except Gone as gone:
             raise self._ended(gone) from None
 
@@ -234,6 +258,7 @@ class Conversation:
         event = _read(message)
         if event is None:
             return
+        self._ledger.heard(event)
         size = len(message) + MESSAGE_BYTES
         self._unread += size
         self._heard.send_nowait((size, event))
@@ -257,6 +282,44 @@ class Conversation:
                 self._updating.give(event)
         elif isinstance(event, wire.ResponseDone | wire.ResponseCancelled):
             self._done = True
+
+    # ---- what is not heard
+
+    async def watch(self) -> None:
+        """End the conversation when the server owes something and says nothing. ``connect`` runs it.
+
+        Looks are counted, not seconds: a machine that slept, or a caller that held everything up, has missed nothing.
+        """
+        words, silent = 0, 0
+        while self._end is None:
+            await trio.sleep(self._limits.silent_seconds / LOOKS)
+            silent = silent + 1 if words == self._ledger.words and self._is_owed() else 0
+            words = self._ledger.words
+            if silent >= LOOKS:
+                silent = 0
+                await self._judge(words)
+
+    def _is_owed(self) -> bool:
+        reading = self._unread <= self._limits.unread_bytes  # else the silence is ours
+        return reading and (self._ledger.owed or self._updating is not None)
+
+    async def _judge(self, words: int) -> None:
+        alive = await self._answers_a_ping()
+        reads_a_prompt = alive and self._updating is not None
+        if words != self._ledger.words or self._end is not None or reads_a_prompt:
+            return
+        pings = "though it answers pings" if alive else "nor does it answer a ping"
+        self._end = LostError(
+            f"the server owes an answer and has said nothing for {self._limits.silent_seconds:g} s (silent_seconds), "
+            f"{pings}: its model hangs, or the network is gone"
+        )
+        await self._link.cut()
+
+    async def _answers_a_ping(self) -> bool:
+        with suppress(ClientError), trio.move_on_after(min(PONG_SECONDS, self._limits.silent_seconds)):
+            await self.ping()
+            return True
+        return False
 
     # ---- the end
 

@@ -17,7 +17,7 @@
         │   ├── BusyError           another session is active
         │   └── LoadingError        the model is still loading
         ├── SessionRefusedError 8   the server does not open the session that was asked for
-        ├── LostError           9   the connection was lost in the middle
+        ├── LostError           9   the connection was lost in the middle, or the server fell silent
         ├── ServerFaultError    10  the server does not keep to the protocol: what it says cannot be trusted
         └── DeviceError         11  a microphone or a speaker is not there, or has gone
 

@@ -7,7 +7,8 @@ What waits between the two is looked at before each frame is put to it:
   be late by as much.
 * **A little more or less than the reserve**: the frame is stretched by up to 2 % (``MOST_STRETCH``), by soxr's
   variable-rate converter. Samples are not dropped or inserted, since a splice in a vowel is heard and two clocks that
-  differ by 200 ppm would make one every few seconds; a pitch that is off by as little is not heard.
+  differ by 200 ppm would make one every few seconds; a pitch that is off by as little is not heard. What the clocks
+  differ by is learnt meanwhile, so that the whole reserve is there for late frames.
 * **Far more**, after the network stood still: frames without a sound are left out, so a pause gets shorter and no word
   is lost. While somebody speaks without a pause, the stretch catches up by 20 ms a second.
 * **More than ``most_seconds``**: what does not fit is dropped, words too, and counted.
@@ -32,7 +33,8 @@ RESERVE_SECONDS: Final = 0.06  # of lateness that is not heard: a network at hom
 MOST_SECONDS: Final = 3.0
 LATE_SECONDS: Final = 0.1  # above the reserve; more than a frame, so that leaving one out takes nothing from it
 SOUND: Final = 0.01  # a frame whose peak is lower (-40 dB) has nothing to hear
-CLOSING_SECONDS: Final = 5.0  # in which a deviation is worked off: 1 % between the clocks stands 50 ms off
+CLOSING_SECONDS: Final = 5.0  # in which a deviation is worked off
+LEARNING_SECONDS: Final = 30.0  # in which what is worked off again and again is taken for the clocks' own difference
 SMOOTHING: Final = 0.05  # of a deviation that each frame adds: jitter of a single frame must not be heard as pitch
 
 
@@ -55,6 +57,7 @@ class Playout:
         self._ring = Ring(int(rate * (reserve_seconds + most_seconds)))
         self._resampler = Resampler(OUTPUT_RATE, rate, adjustable=True)
         self._waited = reserve_seconds  # what waits when a frame comes, smoothed
+        self._learnt = 0.0  # the part by which the clocks differ; without it 1 % would stand 50 ms off, for ever
         self._sounds: deque[tuple[int, int]] = deque()  # where in the ring there is something to hear
         self._starved = 0  # samples that the speaker wanted and did not get; the device's thread counts them
         self._excused = 0  # as many of them as are accounted for
@@ -135,8 +138,11 @@ class Playout:
     def _follow(self, seconds: float) -> None:
         """Set the rate for a frame by what waits before it."""
         self._waited += (self.waiting_seconds - self._waited) * SMOOTHING
-        part = (self._waited - self._reserve) / CLOSING_SECONDS
-        part = min(max(part, -MOST_STRETCH), MOST_STRETCH)
+        working_off = (self._waited - self._reserve) / CLOSING_SECONDS
+        wanted = working_off + self._learnt
+        part = min(max(wanted, -MOST_STRETCH), MOST_STRETCH)
+        if part == wanted:  # a network that stood still says nothing about clocks
+            self._learnt += working_off * seconds / LEARNING_SECONDS
         self._resampler.stretch(part)
         self._stretched += part * seconds
         self._converted += seconds

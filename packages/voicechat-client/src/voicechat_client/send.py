@@ -42,17 +42,30 @@ class Blocks:
         self._samples = samples
         self._silence = tail_samples
         self._ended = False
+        self._ahead: Pcm16 | None = None
 
     @property
     def ended(self) -> bool:
         """Whether all of it was given, the silence too."""
-        return self._ended and self._silence == 0
+        return self._ended and self._silence == 0 and self._ahead is None
+
+    async def begin(self) -> None:
+        """Read the first block, before anything is done that a recording without one would not be worth."""
+        self._ahead = self._ahead if self._ahead is not None else await self._next()
 
     def __aiter__(self) -> "Blocks":
         return self
 
     async def __anext__(self) -> Pcm16:
         """The next block."""
+        block, self._ahead = self._ahead, None
+        if block is None:
+            block = await self._next()
+        if block is None:
+            raise StopAsyncIteration
+        return block
+
+    async def _next(self) -> Pcm16 | None:
         block = np.zeros(0, np.int16)
         if not self._ended:
             block = await self._reader.read(self._samples)
@@ -62,7 +75,7 @@ class Blocks:
         fill = min(self._silence, self._samples - len(block))
         self._silence -= fill
         if len(block) + fill == 0:
-            raise StopAsyncIteration
+            return None
         return np.concatenate([block, np.zeros(fill, np.int16)])
 
 
@@ -101,7 +114,7 @@ async def send(
         except ClientError:
             pass  # the conversation is over, and says so itself when all that had arrived is heard
         except Exception as error:
-            failure = error
+            failure = failure or error  # what went wrong on the other side may be why
             nursery.cancel_scope.cancel()
 
     async with trio.open_nursery() as nursery:

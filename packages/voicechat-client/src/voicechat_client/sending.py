@@ -9,12 +9,12 @@ from typing import Any
 import trio
 
 from voicechat_client.answer import Answer
-from voicechat_client.check import Difference, compare, generate
+from voicechat_client.check import Difference, compare, examine, generate
 from voicechat_client.conversation import Conversation
 from voicechat_client.errors import LostError
 from voicechat_client.outputs import Outputs
 from voicechat_client.pacing import Pace, Pacer
-from voicechat_client.recording import Pcm16, Recording, opened
+from voicechat_client.recording import Pcm16, opened
 from voicechat_client.send import Blocks, send
 from voicechat_client.view import View, watching
 from voicechat_core import wire
@@ -66,18 +66,25 @@ class Sending:
     sent_samples: int = 0
 
     async def run(self) -> None:
-        """Connect, send, hear; files are finished whatever happens, and not touched before the session is open."""
+        """Connect, send, hear; files are finished whatever happens.
+
+        Whatever can be found out before is: no server is asked for, and no file touched, for what cannot be done.
+        """
         self.outputs.check()
+        if self.check is not None:
+            await examine(self.check.checkpoint)
         async with opened(self.audio) as recording:
+            spoken = Blocks(recording, self.chunk_samples, tail_samples=self.tail_samples)
+            await spoken.begin()
             seconds = recording.seconds
             total = None if seconds is None else seconds + self.tail_samples / wire.INPUT_RATE
             with watching(total) as view:
                 async with self.connecting() as conversation:
                     await conversation.update(self.options)
                     with self.outputs:
-                        await self._converse(conversation, recording, view)
+                        await self._converse(conversation, spoken, view)
 
-    async def _converse(self, conversation: Conversation, recording: Recording, view: View) -> None:
+    async def _converse(self, conversation: Conversation, spoken: Blocks, view: View) -> None:
         def heard(event: wire.ServerEvent) -> None:
             self.answer.add(event, trio.current_time())
             self.outputs.heard(event)
@@ -91,7 +98,6 @@ class Sending:
             view.sent(samples)
 
         self.answer.started(trio.current_time())
-        spoken = Blocks(recording, self.chunk_samples, tail_samples=self.tail_samples)
         await send(conversation, spoken, pacer=Pacer(self.pace, wire.INPUT_RATE), heard=heard, sent=sent)
         self._require_the_end(spoken)
 
@@ -101,11 +107,11 @@ class Sending:
             seconds = self.sent_samples / wire.INPUT_RATE
             raise LostError(f"the server ended the session by itself, after {seconds:.2f} s of the recording", 1000)
 
-    def as_dict(self, error: Exception | None) -> dict[str, Any]:
+    def as_dict(self, error: str | None) -> dict[str, Any]:
         """For ``--json``; ``check`` is there once the answer was compared."""
         found: dict[str, Any] = {**self.answer.as_dict(), "sent_samples": self.sent_samples}
         if self.check is not None and self.check.differences is not None:
             found["check"] = [str(difference) for difference in self.check.differences]
         if error is not None:
-            found["error"] = str(error)
+            found["error"] = error
         return found

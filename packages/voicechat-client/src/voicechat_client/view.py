@@ -74,7 +74,7 @@ class View:
     def __rich__(self) -> Group:
         lanes = Table.grid(padding=(0, 1), expand=True)
         lanes.add_column(style="bold", width=9)
-        lanes.add_column(ratio=1)
+        lanes.add_column(ratio=1, overflow="fold")  # not every script has spaces
         for who, text in self.texts.items():
             if text or who != "function":
                 lanes.add_row(who, Text(printable(text, " ")[-TAIL:]))

@@ -71,7 +71,7 @@ def prepared(file: BinaryIO) -> BinaryIO:
     source = file if file.seekable() else io.BytesIO(file.read())
     total = source.seek(0, os.SEEK_END)
     if total == 0:
-        raise AudioError("the file is empty (0 bytes)")
+        raise AudioError(_why_empty(file))
     streamed_at = _check_wav_sizes(source, total)
     source.seek(0)
     if streamed_at is None:
@@ -81,6 +81,13 @@ def prepared(file: BinaryIO) -> BinaryIO:
         riff, data = UNCLOSED_RIFF, 0
     repaired = _Repaired(source, {4: struct.pack("<I", riff), streamed_at: struct.pack("<I", data)})
     return cast(BinaryIO, repaired)
+
+
+def _why_empty(file: BinaryIO) -> str:
+    with contextlib.suppress(OSError):  # what is no file of the system has no number
+        if stat.S_ISCHR(os.fstat(file.fileno()).st_mode):  # /dev/zero, whose end would never come
+            return "is a device; a file or a pipe is needed"
+    return "the file is empty (0 bytes)"
 
 
 def _check_wav_sizes(file: BinaryIO, total: int) -> int | None:

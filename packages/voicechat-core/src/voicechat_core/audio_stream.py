@@ -48,7 +48,8 @@ Pcm16 = npt.NDArray[np.int16]
 STANDARD_INPUT: Final = "-"
 LONGEST_HEAD: Final = 1 << 20  # bytes before a pipe's samples that are kept in memory
 EXTENSIBLE: Final = 0xFFFE
-PLAIN_TAGS: Final = (1, 3, 6, 7)  # PCM, float, A-law, mu-law: every sample has its own bytes
+# PCM, float, A-law, mu-law, and their bits: every sample has its own bytes.
+PLAIN: Final = {1: (8, 16, 24, 32), 3: (32, 64), 6: (8,), 7: (8,)}
 HEADER_BYTES: Final = 44
 NO_SIZE: Final = 0xFFFFFFFF  # in the header of a pipe, which nobody can go back to
 
@@ -259,7 +260,7 @@ def _is_plain(form: bytes) -> bool:
     tag, channels, _, _, align, bits = struct.unpack_from("<HHIIHH", form)
     if tag == EXTENSIBLE and len(form) >= 26:
         tag = int.from_bytes(form[24:26], "little")
-    return tag in PLAIN_TAGS and align > 0 and align * 8 == channels * bits
+    return bits in PLAIN.get(tag, ()) and 0 < align * 8 == channels * bits
 
 
 class _PipedWav:

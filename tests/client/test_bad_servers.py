@@ -1,0 +1,334 @@
+"""Servers that say too much, or nothing: what is taken of it, how long it is waited for, and what is said of it."""
+
+import base64
+import json
+import math
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+
+from tests.client.peers import (
+    CREATED,
+    DONE,
+    PONG,
+    QUICK,
+    Raw,
+    names,
+    nap,
+    reads_nothing,
+    run,
+    scripted,
+    silence,
+    to_the_loss,
+)
+from tests.server.frames import TEXT, frame
+from voicechat_client import ClientLimits, EndedError, LostError, ServerFaultError, connect
+from voicechat_client.conversation import MESSAGE_BYTES
+from voicechat_core import wire
+from voicechat_core.errors import InputError
+
+SPOKEN = Path(__file__).parents[1] / "data" / "spoken.wav"
+SOON = ClientLimits(silent_seconds=0.4, close_seconds=0.3)
+
+
+def audio_event(index: int) -> dict[str, Any]:
+    audio = base64.b64encode(bytes(3528)).decode()
+    return {
+        "type": "response.audio.delta", "event_id": "e", "frame_index": index, "delta": audio,
+        "audio_codes": list(range(31)),
+    }  # fmt: skip
+
+
+# ---- too much
+
+
+async def answers_without_end(raw: Raw) -> None:
+    await raw.begin()
+    await raw.hear()
+    index = 0
+    while True:
+        block = range(index, index + 100)
+        await raw.stream.send_all(b"".join(frame(TEXT, json.dumps(audio_event(each)), masked=False) for each in block))
+        index += 100
+
+
+def test_frames_without_end() -> None:
+    """As many as the input can have are given, then one error with both numbers; and leaving takes no time."""
+
+    async def main() -> None:
+        async with scripted(answers_without_end) as place:
+            async with connect(place) as conversation:
+                await conversation.update()
+                await conversation.append(silence(10 * 1280 + 5))
+                heard, fault = await to_the_loss(conversation, ServerFaultError)
+                assert heard == ["SessionUpdated"] + ["ResponseAudioDelta"] * 11
+                assert "gave 12 frames and skipped 0; the 12805 samples" in str(fault)
+                with pytest.raises(ServerFaultError):
+                    await conversation.append(silence(1))
+                began = trio.current_time()
+            assert trio.current_time() - began < 0.5
+
+    run(main)
+
+
+def test_frames_without_end_into_files(tmp_path: Path) -> None:
+    """The command: status 10, both numbers, and what could be right is kept, in files that do not grow."""
+    out, both = tmp_path / "a.wav", tmp_path / "b.wav"
+
+    async def main() -> None:
+        async with scripted(answers_without_end) as place:
+            words = ["send", str(SPOKEN), "--url", place, "--out", str(out), "--stereo", str(both), "--json"]
+            command = [sys.executable, "-m", "voicechat_client", *words]
+            found = await trio.run_process(command, capture_stdout=True, capture_stderr=True, check=False)
+        told = json.loads(found.stdout)
+        assert found.returncode == 10
+        assert told["error"].startswith(f"the server gave {told['frames'] + 1} frames and skipped 0; the ")
+        assert out.stat().st_size == 44 + 2 * 1764 * told["frames"]
+        assert told["frames"] <= told["sent_samples"] // 1280 + 2
+        assert both.stat().st_size <= 44 + 4 * 1764 * (told["frames"] + 1)
+
+    run(main)
+
+
+def test_a_flood_of_what_may_be_said_can_be_left() -> None:
+    """Ctrl-C cancels: that has its turn while a server says what is no frame."""
+
+    async def floods(raw: Raw) -> None:
+        await raw.begin()
+        while True:
+            await raw.stream.send_all(frame(TEXT, json.dumps(PONG), masked=False) * 1000)
+
+    async def main() -> None:
+        async with scripted(floods) as place:
+            began = trio.current_time()
+            with trio.move_on_after(0.3):
+                async with connect(place, limits=QUICK) as conversation:
+                    await conversation.update()
+                    await names(conversation)
+            assert trio.current_time() - began < 1.3
+
+    run(main)
+
+
+# ---- nothing
+
+
+def reads(*, pongs: bool, updates: bool = True, then: tuple[Any, ...] = ()) -> Callable[[Raw], Any]:
+    """A server that hears all and says nothing but what it is told to."""
+
+    async def script(raw: Raw) -> None:
+        await (raw.begin(*then) if updates else _accepts(raw))
+        while (found := await raw.next()) is not None:
+            if pongs and found[0] == TEXT and json.loads(found[1])["type"] == "session.ping":
+                await raw.say(PONG)
+
+    return script
+
+
+async def _accepts(raw: Raw) -> None:
+    await raw.accept()
+    await raw.say(CREATED)
+
+
+@pytest.mark.parametrize(("pongs", "words"), [(True, "though it answers pings"), (False, "nor does it answer a ping")])
+@pytest.mark.parametrize("what", ["audio", "commit", "cancel"])
+def test_a_server_that_says_nothing_is_waited_for_so_long(pongs: bool, words: str, what: str) -> None:
+    async def main() -> None:
+        async with scripted(reads(pongs=pongs)) as place, connect(place, limits=SOON) as conversation:
+            await conversation.update()
+            began = trio.current_time()
+            calls = {
+                "audio": partial(conversation.append, silence(1280)),
+                "commit": conversation.commit,
+                "cancel": conversation.cancel,
+            }
+            await calls[what]()
+            heard, lost = await to_the_loss(conversation)
+            assert 0.35 < trio.current_time() - began < 1.5
+            assert heard == ["SessionUpdated"] + ["SessionPong"] * pongs
+            assert words in str(lost)
+            assert "for 0.4 s (silent_seconds)" in str(lost)
+            assert lost.exit_status == 9
+            with pytest.raises(LostError, match="silent_seconds"):
+                await conversation.append(silence(1)) if what == "audio" else await conversation.ping()
+
+    run(main)
+
+
+def test_who_waits_to_send_is_told_too() -> None:
+    async def main() -> None:
+        async with scripted(reads_nothing) as place, connect(place, limits=SOON) as conversation:
+            await conversation.update()
+            with pytest.raises(LostError, match="nor does it answer a ping"):
+                await conversation.append(silence(16000 * 3600))
+
+    run(main)
+
+
+def test_a_server_that_owes_nothing_may_say_nothing() -> None:
+    async def main() -> None:
+        async with scripted(reads(pongs=False)) as place, connect(place, limits=SOON) as conversation:
+            await conversation.update()
+            await conversation.append(silence(1279))
+            await trio.sleep(1.2)
+            await conversation.append(silence(1))
+
+    run(main)
+
+
+def test_a_slow_server_is_waited_for_as_long_as_it_says_something() -> None:
+    async def script(raw: Raw) -> None:
+        await raw.begin()
+        await raw.hear()
+        for index in range(5):
+            await trio.sleep(0.25)
+            await raw.say(audio_event(index))
+        assert (await raw.hear())["type"] == "input_audio_buffer.commit"
+        with trio.move_on_after(0.1):
+            pytest.fail(f"it was asked whether it lives: {await raw.hear()}")
+        await raw.say({**DONE, "frame_index": 5})
+        await raw.close()
+
+    async def main() -> None:
+        async with scripted(script) as place, connect(place, limits=SOON) as conversation:
+            await conversation.update()
+            await conversation.append(silence(5 * 1280))
+            await conversation.commit()
+            assert (await names(conversation)).count("ResponseAudioDelta") == 5
+
+    run(main)
+
+
+def test_a_session_may_take_long_to_open_while_pings_are_answered() -> None:
+    """A long prompt; and one that does not come while the server is dead is given up."""
+
+    async def main() -> None:
+        async with scripted(reads(pongs=True, updates=False)) as place, connect(place, limits=SOON) as conversation:
+            with trio.move_on_after(1.5) as scope:
+                await conversation.update()
+            assert scope.cancelled_caught
+        async with scripted(reads(pongs=False, updates=False)) as place, connect(place, limits=SOON) as conversation:
+            with pytest.raises(LostError, match="nor does it answer a ping"):
+                await conversation.update()
+
+    run(main)
+
+
+def test_who_does_not_listen_waits_for_nobody() -> None:
+    """At its bound the client reads no further: the silence is its own."""
+
+    async def script(raw: Raw) -> None:
+        await raw.begin()
+        await raw.hear()
+        await raw.say(*(audio_event(index) for index in range(12)), {**DONE, "frame_index": 12})
+        await raw.close()
+
+    async def main() -> None:
+        limits = ClientLimits(silent_seconds=0.4, unread_bytes=1, waiting_messages=1)
+        async with scripted(script) as place, connect(place, limits=limits) as conversation:
+            await conversation.update()
+            await conversation.append(silence(12 * 1280))
+            await conversation.commit()
+            await trio.sleep(1.0)
+            assert (await names(conversation))[-1] == "ResponseDone"
+
+    run(main)
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, math.nan])
+def test_a_limit_that_cannot_be(seconds: float) -> None:
+    with pytest.raises(InputError, match="silent_seconds is"):
+        ClientLimits(silent_seconds=seconds)
+
+
+def test_no_limit() -> None:
+    async def main() -> None:
+        limits = ClientLimits(silent_seconds=math.inf, close_seconds=0.3)
+        async with scripted(reads(pongs=False)) as place, connect(place, limits=limits) as conversation:
+            await conversation.update()
+            await conversation.commit()
+            with trio.move_on_after(0.3) as scope:
+                await names(conversation)
+            assert scope.cancelled_caught
+
+    run(main)
+
+
+# ---- two tasks
+
+
+def test_one_of_two_commits_is_refused() -> None:
+    """Also while the first one waits, and a long append between them is ended where it is."""
+
+    async def main() -> None:
+        async with scripted(reads_nothing) as place, connect(place, limits=QUICK) as conversation:
+            await conversation.update()
+            told: list[str] = []
+
+            async def refused(call: Callable[[], Any]) -> None:
+                with pytest.raises(EndedError) as caught:
+                    await call()
+                told.append(str(caught.value))
+
+            async with trio.open_nursery() as nursery:
+                with trio.move_on_after(0.3):
+                    await conversation.append(silence(16000 * 3600))
+                nursery.start_soon(conversation.commit)
+                await nap()
+                await refused(conversation.commit)
+                await refused(partial(conversation.append, silence(1)))
+                nursery.cancel_scope.cancel()
+            assert told == ["the input was committed before", "the input was committed; no more of it is taken"]
+            with trio.move_on_after(0.1) as scope:
+                await conversation.commit()  # the one that was cancelled has not been sent
+            assert scope.cancelled_caught
+
+    run(main)
+
+
+def test_an_append_that_a_commit_overtakes_ends_there() -> None:
+    heard: list[str] = []
+
+    async def script(raw: Raw) -> None:
+        await raw.begin()
+        await nap()
+        while (message := await raw.hear())["type"] != "input_audio_buffer.commit":
+            heard.append(message["type"])
+        await raw.say(DONE)
+        await raw.close()
+
+    async def main() -> None:
+        async with scripted(script) as place, connect(place) as conversation:
+            await conversation.update()
+
+            async def append() -> None:
+                with pytest.raises(EndedError, match="committed"):
+                    await conversation.append(silence(16000 * 60))
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(append)
+                await trio.testing.wait_all_tasks_blocked()
+                await conversation.commit()
+            assert conversation.sent_samples == 16000 * len(heard)
+
+    run(main)
+
+
+def test_the_default_holds_a_quarter_of_an_hour() -> None:
+    """Of the largest frames that a server sends, and not much more."""
+    event = wire.ResponseAudioDelta(
+        event_id="event_0123456789abcdef",
+        frame_index=11249,
+        delta=bytes(3528),
+        audio_codes=(1023,) * 31,
+        text_token=100000,
+        function_token=100000,
+    )
+    minutes = ClientLimits().unread_bytes / (len(wire.encode(event)) + MESSAGE_BYTES) / 750
+    assert 14 < minutes < 16
