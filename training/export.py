@@ -10,6 +10,7 @@ import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import cast
 
 import mlx.core as mx
 
@@ -71,7 +72,8 @@ def export(parts: list[Path], target: Path, *, packed: bool = True) -> int:
 
 def _in_files(whole: Path, target: Path) -> int:
     """The same checkpoint with a file for each of ``FILES``: training a part again leaves the others' bytes alone."""
-    tensors, weight_map, total = read_tensors(whole), {}, 0
+    tensors, total = read_tensors(whole), 0
+    weight_map: dict[str, str] = {}
     for number, prefix in enumerate(FILES, 1):
         file = target / SHARD.format(number, len(FILES))
         some = {name: tensors.pop(name) for name in sorted(tensors) if name.startswith(prefix)}
@@ -101,7 +103,7 @@ def dense(parts: list[Path], target: Path) -> int:
 def _networks(config: VoiceChatConfig, chars: CharTable, parts: list[Path]) -> Networks:
     tensors: dict[str, mx.array] = {}
     for part in parts:
-        found = mx.load(str(part))
+        found = cast("dict[str, mx.array]", mx.load(str(part)))
         twice = sorted(tensors.keys() & found.keys())
         if twice:
             raise CheckpointError(f"{part}: {twice[0]} is in another part too")
@@ -117,9 +119,8 @@ def _networks(config: VoiceChatConfig, chars: CharTable, parts: list[Path]) -> N
 def _buffers(networks: Networks) -> tuple[str, ...]:
     """Integer buffers of the speech decoder, which follow from the vocabulary."""
     start = "tts_model.tts_model.embed_subword"
-    return (f"{start}.subword_flag_emb.is_continuation", f"{start}.bos_eos_emb.special_flags") + tuple(
-        f"{start}.{name}.pad_tensor" for name in ("subword_flag_emb", "bos_eos_emb")
-    )
+    flags = ("subword_flag_emb.is_continuation", "bos_eos_emb.special_flags")
+    return tuple(f"{start}.{name}" for name in (*flags, "subword_flag_emb.pad_tensor", "bos_eos_emb.pad_tensor"))
 
 
 def _fill_buffers(networks: Networks, chars: CharTable) -> None:
