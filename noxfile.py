@@ -19,6 +19,7 @@ SLOWER = ("--ignore=tests/parity", "--ignore=tests/property", "-m", "not slow") 
 # Two processes take file by file, in their order: the tests of a file share its server. ``-- -n 0`` for one process.
 PYTEST = ("pytest", "-n", "2", "--dist", "loadfile", "--no-loadscope-reorder")
 SPOKEN = ROOT / "tests" / "data" / "spoken.wav"
+QUESTION = ROOT / "tests" / "data" / "small" / "plus_awb.wav"
 
 
 def group(name: str) -> list[str]:
@@ -50,20 +51,20 @@ def parity(session: nox.Session) -> None:
 
 
 def small_checkpoint(session: nox.Session) -> Path:
-    """Small and random."""
+    """A tiny one with random weights."""
     checkpoint = Path(session.create_tmp()) / "tiny"
     shutil.rmtree(checkpoint, ignore_errors=True)
     session.run("voicechat", "synthesize", str(checkpoint), "--seed", "0")
     return checkpoint
 
 
-def send_spoken(session: nox.Session, checkpoint: Path, *words: str) -> None:
+def send(session: nox.Session, recording: Path, checkpoint: str, *words: str) -> None:
     """A server process on a free port answers a spoken WAV that the client's command sends."""
-    command = [str(Path(session.bin) / "voicechat-server"), "-m", str(checkpoint), "--port", "0"]
+    command = [str(Path(session.bin) / "voicechat-server"), "-m", checkpoint, "--port", "0"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
         try:
             url = next((line.split("ready on ")[1].strip() for line in server.stderr or () if "ready on" in line), "")
-            session.run("voicechat-client", "send", str(SPOKEN), "--url", url, "--pace", "fast", *words)
+            session.run("voicechat-client", "send", str(recording), "--url", url, "--pace", "fast", *words)
         finally:
             server.terminate()
             server.communicate()
@@ -98,14 +99,14 @@ def wheels(session: nox.Session) -> None:
     session.log(", ".join(file.name for file in files))
     session.run("pip", "check")
     checkpoint = small_checkpoint(session)
-    send_spoken(session, checkpoint, "--out", str(built / "answer.wav"), "--check", str(checkpoint))
+    send(session, SPOKEN, str(checkpoint), "--out", str(built / "answer.wav"), "--check", str(checkpoint))
 
 
 @nox.session
 def demo(session: nox.Session) -> None:
-    """A server with a small random checkpoint answers a real spoken WAV: response.wav."""
+    """A server with the small checkpoint answers a question by a voice that it never heard: response.wav."""
     install_packages(session)
-    send_spoken(session, small_checkpoint(session), "--out", str(ROOT / "response.wav"), "-p", "Be concise.")
+    send(session, QUESTION, "voicechat-small", "--out", str(ROOT / "response.wav"))
 
 
 @nox.session
@@ -137,7 +138,7 @@ def lint(session: nox.Session) -> None:
 def types(session: nox.Session) -> None:
     """A strict type check of the packages."""
     install_packages(session, *group("types"))
-    session.run("mypy", *(f"packages/{name}/src" for name in PACKAGES))
+    session.run("mypy", *(f"packages/{name}/src" for name in PACKAGES), "training")
 
 
 def _works(version: str) -> bool:

@@ -8,6 +8,7 @@ import pytest
 
 from tests.core.fake_hub import CONFIG, FIRST, INDEX, NAME, SECOND, SHARDS
 from voicechat_core import HubError, catalogue, hub
+from voicechat_core.builtin import SMALL, builtin
 
 
 def put(cache: Path, name: str, files: dict[str, bytes], commit: str = FIRST) -> Path:
@@ -27,7 +28,8 @@ def test_an_empty_cache_is_not_an_error(cache: Path) -> None:
     assert catalogue.cached() == ()
     cache.mkdir()
     assert catalogue.cached() == ()
-    assert [row["here"] for row in catalogue.listing()["families"][0]["checkpoints"]] == ["no"] * 3
+    rows = catalogue.listing()["families"][0]["checkpoints"]
+    assert [row["here"] for row in rows] == ["complete", "no", "no", "no"]
 
 
 def test_cached(cache: Path) -> None:
@@ -119,7 +121,11 @@ def test_listing_and_its_table(cache: Path) -> None:
     (family,) = data["families"]
     rows = family.pop("checkpoints")
     assert family == {"kind": "speech", "name": "NemotronLabs VoiceChat", "model_type": "nemotron_voicechat"}
+    folder = builtin(SMALL)
+    assert folder is not None
+    weights = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
     assert [tuple(row.values()) for row in rows] == [
+        (SMALL, "8-bit", weights, "complete", str(folder)),
         ("mlx-community/NemotronLabs-VoiceChat-11B-bf16", "bf16", 22_190_000_000, "no", None),
         ("mlx-community/NemotronLabs-VoiceChat-11B-8bit", "8-bit", 13_900_000_000, "no", None),
         (NAME, "4-bit", 9_170_000_000, "incomplete", str(four)),
@@ -130,6 +136,7 @@ def test_listing_and_its_table(cache: Path) -> None:
     assert lines == [
         "NemotronLabs VoiceChat (speech, nemotron_voicechat)",
         "  checkpoint                                     precision        size  here",
+        "  voicechat-small                                8-bit        13.61 MB  complete",
         "  mlx-community/NemotronLabs-VoiceChat-11B-bf16  bf16         22.19 GB  no",
         "  mlx-community/NemotronLabs-VoiceChat-11B-8bit  8-bit        13.90 GB  no",
         "  mlx-community/NemotronLabs-VoiceChat-11B-4bit  4-bit         9.17 GB  incomplete",

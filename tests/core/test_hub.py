@@ -108,7 +108,7 @@ def test_what_is_no_name_of_the_hub_is_a_path(text: str, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("wrong", ["", None, 3, b"owner/name"])
 def test_what_is_no_name_at_all(wrong: Any) -> None:
-    said = f"checkpoint is {wrong!r}; a directory or a name on the hub (owner/name) is needed"
+    said = f"checkpoint is {wrong!r}; a directory, voicechat-small or a name on the hub (owner/name) is needed"
     for function in (hub.locate, load):
         with pytest.raises(InputError, match=f"^{re.escape(said)}$"):
             function(wrong)
@@ -169,7 +169,7 @@ def test_downloaded_once(fake: FakeHub, tmp_path: Path) -> None:
     results, said = call(env, located(), ("listing", [], {}))
     assert (results[0], said) == ({"value": str(folder)}, "")
     assert fake.asked() == [f"GET /api/models/{NAME}"]
-    bf16, eight, four = results[1]["value"]["families"][0]["checkpoints"]
+    _own, bf16, eight, four = results[1]["value"]["families"][0]["checkpoints"]
     assert (bf16["here"], eight["here"], four["here"], four["path"]) == ("no", "no", "complete", str(folder))
 
     offline = env | {"HF_HUB_OFFLINE": "1"}

@@ -66,9 +66,13 @@ class ServerProcess:
 
 
 @contextmanager
-def serving(checkpoint: Path, log_file: Path, *options: str, run: str = RUN) -> Iterator[ServerProcess]:
-    """A server on a free port. At the end it must leave with 0, and have logged no error."""
-    words = ["-m", str(checkpoint), "--port", "0", *options]
+def serving(checkpoint: Path | None, log_file: Path, *options: str, run: str = RUN) -> Iterator[ServerProcess]:
+    """A server on a free port, without ``-m`` if there is no checkpoint.
+
+    At the end it must leave with 0, and have logged no error.
+    """
+    model = [] if checkpoint is None else ["-m", str(checkpoint)]
+    words = [*model, "--port", "0", *options]
     with log_file.open("wb") as log, started(*words, stderr=log, run=run) as process:
         server = ServerProcess(process, _port(process, log_file), log_file)
         yield server

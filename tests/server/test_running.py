@@ -5,7 +5,7 @@ import signal
 import socket
 import ssl
 import time
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 from urllib.request import urlopen
@@ -170,15 +170,6 @@ def test_a_host_that_is_none(tiny_path: Path, host: str) -> None:
         assert process.end() == 1
         [line] = "".join(process.log).splitlines()
         assert line.startswith(f"voicechat-server: cannot listen on {host}, port 8080: ")
-
-
-def test_servers_that_start_side_by_side_make_one_small_checkpoint(tmp_path: Path) -> None:
-    with ExitStack() as stack:
-        started = [stack.enter_context(server("--port", "0", XDG_CACHE_HOME=str(tmp_path))) for _ in range(3)]
-        for process in started:
-            process.ready()
-        assert [process.stop() for process in started] == [0, 0, 0]
-        assert [path.name for path in (tmp_path / "voicechat").iterdir()] == ["tiny-0"]
 
 
 def test_the_peers_are_told_of_the_shutdown(tiny_path: Path) -> None:

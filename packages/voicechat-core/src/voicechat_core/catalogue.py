@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from voicechat_core.builtin import SMALL, builtin
 from voicechat_core.config_spellings import MODEL_TYPE
 from voicechat_core.hub import HUB_NAME
 from voicechat_core.hub_cache import (
@@ -95,16 +96,25 @@ def _bytes_on_disk(storage: Path) -> int:
 
 
 def listing() -> dict[str, Any]:
-    """What can be used, as one JSON object: each family with its checkpoints, the published ones first.
+    """What can be used, as one JSON object: each family with its checkpoints, first the one that comes with this
+    package, then the published ones.
 
     ``bytes`` is about what a published checkpoint takes, and what another one takes on this disk; ``here`` is
     ``complete``, ``incomplete`` or ``no``; ``path`` is the cached snapshot, or null.
     """
     here = {entry.name: entry for entry in cached()}
-    rows = [_row(known.name, known.precision, known.bytes, here.pop(known.name, None)) for known in published()]
+    rows = [_own_row()]
+    rows += [_row(known.name, known.precision, known.bytes, here.pop(known.name, None)) for known in published()]
     rows += [_row(entry.name, _precision(entry.path), entry.bytes, entry) for entry in here.values()]
     family = {"kind": "speech", "name": FAMILY, "model_type": MODEL_TYPE, "checkpoints": rows}
     return {"families": [family]}
+
+
+def _own_row() -> dict[str, Any]:
+    path = builtin(SMALL)
+    weights = [] if path is None else [file.stat().st_size for file in path.glob("*.safetensors")]
+    entry = Cached(SMALL, path, sum(weights), bool(weights))
+    return _row(SMALL, _precision(path), entry.bytes, entry)
 
 
 def _row(name: str, precision: str | None, size: int, entry: Cached | None) -> dict[str, Any]:

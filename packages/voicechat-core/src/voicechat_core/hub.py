@@ -1,4 +1,4 @@
-"""Checkpoints by name: a local directory as it is, or a repository of the hub, downloaded once.
+"""Checkpoints by name: a local directory as it is, this package's own, or a repository of the hub, downloaded once.
 
 This module knows names and files, not what is in the weights; it needs no MLX. ``huggingface_hub`` is imported when a
 name of the hub is asked for, so that a local directory never touches it, nor the network.
@@ -14,6 +14,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from voicechat_core.builtin import SMALL, builtin
 from voicechat_core.config_spellings import MODEL_TYPE, reject_other_layouts
 from voicechat_core.errors import ConfigError, HubError, InputError
 from voicechat_core.files import expanded
@@ -51,10 +52,11 @@ PACKAGE = "voicechat-core"
 def locate(checkpoint: str | PathLike[str], *, notices: bool = False) -> Path:
     """The local directory of a checkpoint: a path as it is, or the cached snapshot of a repository of the hub.
 
-    A path that exists, a ``PathLike``, and a string that is no ``owner/name`` are paths; whether there is a checkpoint
-    is left to who reads it. Of a repository only what a checkpoint needs is downloaded, and only what is not yet in
-    the cache; with ``notices`` its licence, notices and Markdown files too. A whole snapshot in the cache is used when
-    the hub cannot be reached or refuses.
+    ``voicechat-small`` is the one that comes with this package, unless something of that name lies in the working
+    directory. A path that exists, a ``PathLike``, and a string that is no ``owner/name`` are paths; whether there is a
+    checkpoint is left to who reads it. Of a repository only what a checkpoint needs is downloaded, and only what is not
+    yet in the cache; with ``notices`` its licence, notices and Markdown files too. A whole snapshot in the cache is
+    used when the hub cannot be reached or refuses.
 
     Raises:
         InputError: for an empty name, and for what is no name.
@@ -62,7 +64,10 @@ def locate(checkpoint: str | PathLike[str], *, notices: bool = False) -> Path:
             this model, the hub cannot be reached and the cache lacks files, or the download failed.
     """
     if checkpoint == "" or not isinstance(checkpoint, str | PathLike):
-        raise InputError(f"checkpoint is {checkpoint!r}; a directory or a name on the hub (owner/name) is needed")
+        wanted = f"a directory, {SMALL} or a name on the hub (owner/name) is needed"
+        raise InputError(f"checkpoint is {checkpoint!r}; {wanted}")
+    if isinstance(checkpoint, str) and (own := builtin(checkpoint)) is not None and not _is_here(checkpoint):
+        return own
     if not isinstance(checkpoint, str) or not HUB_NAME.fullmatch(checkpoint) or _is_here(checkpoint):
         return expanded(checkpoint)
     with quiet():

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
+from voicechat_core.builtin import SMALL
 from voicechat_core.errors import InputError, VoiceChatError
 from voicechat_server.app import App
 from voicechat_server.auth import KEY_VARIABLE, Gate, read_key, require_safe_listening
@@ -74,9 +75,8 @@ def _door(help_text: str, *names: str) -> Any:
 def serve(
     context: typer.Context,
     model: Annotated[
-        str | None,
-        typer.Option("-m", "--model", help="A checkpoint: folder or hub name. Default: a small random one."),
-    ] = None,
+        str, typer.Option("-m", "--model", help="A checkpoint: a folder, voicechat-small or a hub name.")
+    ] = SMALL,
     host: Annotated[str, typer.Option(help="Where to listen.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="0 for any that is free.", min=0, max=65535)] = 8080,
     system_prompt: Annotated[
@@ -173,12 +173,10 @@ def replay_command(
     raise typer.Exit(0 if report.same else 1)
 
 
-def _checkpoint(model: str | None) -> tuple[str, Path]:
+def _checkpoint(model: str) -> tuple[str, Path]:
     """What peers are told that it is, and where it lies, of which they are told nothing."""
     from voicechat_core.hub import locate
 
-    if model is None:
-        return "small random checkpoint", _small_checkpoint()
     directory = locate(model)
     return (directory.resolve().name if Path(model).expanduser().is_dir() else model), directory
 
@@ -188,18 +186,3 @@ def _loader(checkpoint: Path, precision: str) -> "Callable[[], VoiceChat]":
     from voicechat_core.voicechat import load
 
     return partial(load, checkpoint, precision=check_precision(precision))
-
-
-def _small_checkpoint() -> Path:
-    """Made on the first start without a model, so that the server runs out of the box."""
-    from voicechat_core.synthetic import synthesize
-
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "voicechat" / "tiny-0"
-    if not (home / "config.json").exists():
-        try:
-            synthesize(home, seed=0)
-        except VoiceChatError as error:
-            if not (home / "config.json").exists():  # else another server has made it meanwhile
-                raise VoiceChatError(f"a small checkpoint cannot be made in {home}: {error}") from error
-    log.warning("no model was given: serving %s, small and random; its words are noise", home)
-    return home
