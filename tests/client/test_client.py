@@ -18,8 +18,6 @@ from tests.client.peers import (
     QUICK,
     UPDATED,
     Raw,
-    closes,
-    ends,
     names,
     nap,
     reads_nothing,
