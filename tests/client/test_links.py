@@ -511,9 +511,11 @@ def test_a_close_that_says_try_again_later() -> None:
     async def main() -> None:
         async with scripted(closes_at_once) as place:
             assert "no room now: it closed with 1013 full" in await fails(BusyError, place)
-        async with scripted(closes_at_once, greets) as place:
-            async with connect(place, retry_busy_seconds=5) as conversation:
-                assert [type(event).__name__ async for event in conversation] == ["ResponseDone"]
+        async with (
+            scripted(closes_at_once, greets) as place,
+            connect(place, retry_busy_seconds=5) as conversation,
+        ):
+            assert [type(event).__name__ async for event in conversation] == ["ResponseDone"]
 
     run(main)
 

@@ -62,7 +62,7 @@ Exit status: 0 all is well
 
 3 no connection; 4 no TLS, or no trust; 5 a key is needed, or not from here
 
-6 no voicechat server; 7 busy, or still loading; 8 the session was refused
+6 no voicechat server, or ws:// where it speaks TLS; 7 busy, or still loading; 8 the session was refused
 
 9 the connection was lost; 10 the server broke the protocol; 11 a microphone or a speaker
 
