@@ -17,7 +17,7 @@ from voicechat_core import wire
 __all__ = ["INPUT_FRAME", "Ledger"]
 
 INPUT_FRAME: Final = 1280  # samples at 16 kHz, 80 ms
-DELTA_CHARACTERS: Final = 1000  # of a text that a frame may add: far beyond any token, and three hundred times speech
+DELTA_CHARACTERS: Final = 1000  # of a text that a frame may add: far beyond any token, hundreds of times speech
 OTHER_CHARACTERS: Final = 16384  # of a message beside its texts; a frame of speech has some 5,300
 ESCAPED: Final = 12  # characters that JSON may make of one
 LEFT_UNFINISHED: Final = 1  # delta at the end, of what the last token left
