@@ -49,6 +49,7 @@ def test_a_whole_answer() -> None:
         "first_audio_seconds": 11.0,
         "most_behind_ms": 700,
         "frames_skipped": 3,
+        "recording": False,
         "errors": [{"code": "inference_error", "message": "odd bytes"}],
     }
     assert result.audio_codes.dtype == np.int32

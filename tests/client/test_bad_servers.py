@@ -18,13 +18,16 @@ from tests.client.peers import (
     DONE,
     PONG,
     QUICK,
+    UPDATED,
     Raw,
+    error_event,
     names,
     nap,
     reads_nothing,
     run,
     scripted,
     silence,
+    text_event,
     to_the_loss,
 )
 from tests.server.frames import TEXT, frame
@@ -34,6 +37,7 @@ from voicechat_core import wire
 from voicechat_core.errors import InputError
 
 SPOKEN = Path(__file__).parents[1] / "data" / "spoken.wav"
+NEWS = {"type": "session.of_a_later_version"}
 SOON = ClientLimits(silent_seconds=0.4, close_seconds=0.3)
 
 
@@ -97,12 +101,12 @@ def test_frames_without_end_into_files(tmp_path: Path) -> None:
 
 
 def test_a_flood_of_what_may_be_said_can_be_left() -> None:
-    """Ctrl-C cancels: that has its turn while a server says what is no frame."""
+    """Ctrl-C cancels: that has its turn while a server says what nobody is given."""
 
     async def floods(raw: Raw) -> None:
         await raw.begin()
         while True:
-            await raw.stream.send_all(frame(TEXT, json.dumps(PONG), masked=False) * 1000)
+            await raw.stream.send_all(frame(TEXT, json.dumps(NEWS), masked=False) * 1000)
 
     async def main() -> None:
         async with scripted(floods) as place:
@@ -114,6 +118,51 @@ def test_a_flood_of_what_may_be_said_can_be_left() -> None:
             assert trio.current_time() - began < 1.3
 
     run(main)
+
+
+COMMITTED = {"type": "input_audio_buffer.committed", "event_id": "e"}
+LAG = {
+    "type": "session.lag", "event_id": "e", "behind_ms": 5, "frames_waiting": 1, "frames_skipped": 0, "policy": "wait",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "event", [CREATED, UPDATED, COMMITTED, LAG, PONG, text_event(0)], ids=lambda event: event["type"]
+)
+def test_what_is_said_without_end(event: dict[str, Any]) -> None:
+    async def floods(raw: Raw) -> None:
+        await raw.begin()
+        while True:
+            await raw.stream.send_all(frame(TEXT, json.dumps(event), masked=False) * 100)
+
+    async def main() -> None:
+        async with scripted(floods) as place, connect(place) as conversation:
+            await conversation.update()
+            heard, fault = await to_the_loss(conversation, ServerFaultError)
+            assert len(heard) <= 4
+            assert f" of {event['type']}; the 1 messages and 0 samples that it was sent" in str(fault)
+
+    run(main)
+
+
+def test_a_message_that_is_too_long_for_what_it_says() -> None:
+    """Neither texts nor whatever else a message may hold grow without end."""
+
+    async def main(event: dict[str, Any], words: str) -> None:
+        async def script(raw: Raw) -> None:
+            await raw.begin(event)
+            await trio.sleep_forever()
+
+        async with scripted(script) as place, connect(place) as conversation:
+            await conversation.update()
+            heard, fault = await to_the_loss(conversation, ServerFaultError)
+            assert heard == ["SessionUpdated"]
+            assert words in str(fault)
+
+    many = "y" * 10**6
+    run(partial(main, text_event(0, many, many), "said 1000000 characters by response.text.delta; the 0 samples"))
+    run(partial(main, {**text_event(0), "event_id": many}, "characters; 16408 at most"))
+    run(partial(main, error_event("a", many), "error has 1000"))
 
 
 # ---- nothing
@@ -157,6 +206,45 @@ def test_a_server_that_says_nothing_is_waited_for_so_long(pongs: bool, words: st
             assert lost.exit_status == 9
             with pytest.raises(LostError, match="silent_seconds"):
                 await conversation.append(silence(1)) if what == "audio" else await conversation.ping()
+
+    run(main)
+
+
+def test_a_ping_is_waited_for_so_long() -> None:
+    """Also where no session was opened: that is all that the command does."""
+
+    async def main(updates: bool) -> None:
+        script = reads(pongs=False, updates=updates)
+        async with scripted(script) as place, connect(place, limits=SOON) as conversation:
+            if updates:
+                await conversation.update()
+            began = trio.current_time()
+            with pytest.raises(LostError, match=r"for 0\.4 s .* nor does it answer a ping"):
+                await conversation.ping()
+            assert 0.35 < trio.current_time() - began < 1.5
+
+    for updates in (True, False):
+        run(partial(main, updates))
+
+
+def test_who_does_nothing_but_ping_is_owed_nothing_else() -> None:
+    """At every look a pong is on its way, and nothing else was ever said."""
+
+    async def script(raw: Raw) -> None:
+        await raw.begin()
+        while (await raw.hear())["type"] == "session.ping":
+            await trio.sleep(0.03)
+            await raw.say(PONG)
+        await raw.say(DONE)
+        await raw.close()
+
+    async def main() -> None:
+        async with scripted(script) as place, connect(place, limits=SOON) as conversation:
+            await conversation.update()
+            for _ in range(40):
+                await conversation.ping()
+            await conversation.commit()
+            assert (await names(conversation))[-1] == "ResponseDone"
 
     run(main)
 
@@ -315,6 +403,7 @@ def test_an_append_that_a_commit_overtakes_ends_there() -> None:
                 nursery.start_soon(append)
                 await trio.testing.wait_all_tasks_blocked()
                 await conversation.commit()
+            await names(conversation)
             assert conversation.sent_samples == 16000 * len(heard)
 
     run(main)

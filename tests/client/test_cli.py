@@ -3,13 +3,15 @@
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
 import soundfile
+import trio
 
 from tests.e2e.commands import Ended
 from voicechat_client.cli import main
@@ -215,10 +217,79 @@ def test_a_status_where_nothing_can_be_written() -> None:
 
 
 def test_help_lists_every_status(client: Client) -> None:
-    for command in ("send", "ping"):
-        found = client(command, "--help")
-        assert found.status == 0
-        assert "Exit status: 0 all is well" in found.out
-        for word in ("no connection", "TLS", "key", "no voicechat server", "busy", "refused", "lost", "130 for Ctrl-C"):
-            assert word in found.out
-    assert "voicechat-client send question.wav --check CHECKPOINT" in client("send", "--help").out
+    found = client("--help")
+    assert found.status == 0
+    assert "Exit status: 0 all is well" in found.out
+    for word in ("no connection", "TLS", "key", "no voicechat server", "busy", "refused", "lost", "130 for Ctrl-C"):
+        assert word in found.out
+    assert "voicechat-client send question.wav --check CHECKPOINT" in found.out
+
+
+@pytest.mark.parametrize(
+    ("command", "example"),
+    [("send", "voicechat-client send question.wav --check CHECKPOINT"), ("talk", "talk --half-duplex"), ("ping", "")],
+)
+def test_the_help_of_a_command_is_about_it(client: Client, command: str, example: str) -> None:
+    """And says where the list of statuses is."""
+    found = client(command, "--help")
+    assert (found.status, found.err) == (0, "")
+    assert "Exit status: 0 all is well; voicechat-client --help lists the others." in found.out
+    assert example in found.out
+    assert "130 for Ctrl-C" not in found.out
+    others = {"send", "talk"} - {command}
+    assert not any(f"voicechat-client {other}" in found.out for other in others)
+
+
+# ---- what the system does not give
+
+
+@pytest.mark.parametrize("check", [False, True])
+def test_without_a_temporary_folder(
+    check: bool, client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only a check needs one."""
+
+    def none() -> NoReturn:
+        raise FileNotFoundError(2, "No usable temporary directory found in ['/tmp']")
+
+    monkeypatch.setattr(tempfile, "gettempdir", none)
+    words = ["--check", "somewhere"] if check else []
+    found = client("send", SPOKEN, "--url", NOBODY, "--out", tmp_path / "a.wav", *words)
+    said = "--check needs a temporary folder: No usable temporary directory found in ['/tmp']"
+    assert (found.status, found.complaint().startswith(said)) == ((1, True) if check else (3, False))
+
+
+def test_what_the_system_refuses_is_not_about_stdout(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object) -> NoReturn:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(trio, "run", refused)
+    found = client("ping", "--url", NOBODY)
+    assert (found.status, found.complaint()) == (1, "[Errno 24] Too many open files")
+
+
+# ---- what is said of an option names it
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--skip-beyond", "0"], "--skip-beyond is 0; 0.08 seconds, a frame, or more are needed"),
+        (["--skip-beyond", "inf"], "--skip-beyond is inf; 0.08 seconds, a frame, or more are needed"),
+        (["--silent-seconds", "0"], "--silent-seconds is 0; more than 0 is needed"),
+        (["--prompt", os.fsdecode(b"a\xff")], "--prompt is no text: UTF-8 is needed"),
+        (
+            ["--ca-file", "/nowhere"],
+            "ws://127.0.0.1:1/v1/realtime speaks no TLS, so the certificates in /nowhere are of",
+        ),
+    ],
+)
+def test_what_is_said_of_an_option(words: list[str], said: str, client: Client, tmp_path: Path) -> None:
+    found = client("send", SPOKEN, "--url", NOBODY, "--out", tmp_path / "a.wav", *words)
+    assert found.status == 2
+    assert found.complaint().startswith(said)
+
+
+def test_what_the_core_says_has_one_name_before_it(client: Client, tmp_path: Path) -> None:
+    found = client("send", SPOKEN, "--url", NOBODY, "--out", tmp_path / "a.wav", "--check", tmp_path / "none")
+    assert found.complaint().startswith(f"voicechat inspect failed with 1: {tmp_path}/none: ")

@@ -18,8 +18,6 @@ from tests.client.peers import (
     QUICK,
     UPDATED,
     Raw,
-    closes,
-    ends,
     names,
     nap,
     reads_nothing,
@@ -213,6 +211,7 @@ def test_a_ping_that_was_not_sent_waits_for_no_pong() -> None:
 def test_events_arrive_while_append_waits() -> None:
     async def script(raw: Raw) -> None:
         await raw.begin()
+        await raw.hear_audio(100)
         for index in range(100):
             await raw.say(text_event(index))
         await trio.sleep_forever()
@@ -236,6 +235,7 @@ def test_events_that_are_not_taken_are_bounded_and_none_is_lost() -> None:
 
     async def script(raw: Raw) -> None:
         await raw.begin()
+        await raw.hear_audio(messages)
         for index in range(messages):
             await raw.stream.send_all(frame(TEXT, json.dumps(text_event(index, text="y" * size)), masked=False))
             told[0] += 1
@@ -246,6 +246,7 @@ def test_events_that_are_not_taken_are_bounded_and_none_is_lost() -> None:
         limits = ClientLimits(unread_bytes=10 * size)
         async with scripted(script) as place, connect(place, limits=limits) as conversation:
             await conversation.update()
+            await conversation.append(silence(messages * 1280))
             await trio.sleep(0.5)
             assert 10 <= told[0] < 300  # ours and what the sockets hold; 400 would be 20 MB
             assert conversation._unread <= 11 * (size + 2000)
@@ -286,9 +287,15 @@ def test_many_messages_are_no_flood() -> None:
     assert limits.unheard_bytes < 150_000
 
     async def main() -> None:
-        script = ends(closes(1000), *(text_event(index, text="y" * 1500) for index in range(400)), DONE)
+        async def script(raw: Raw) -> None:
+            await raw.begin()
+            await raw.hear_audio(400)
+            await raw.say(*(text_event(index, text="y" * 1500) for index in range(400)), DONE)
+            await raw.close()
+
         async with scripted(script) as place, connect(place, limits=limits) as conversation:
             await conversation.update()
+            await conversation.append(silence(400 * 1280))
             assert len(await names(conversation)) == 402
 
     run(main)

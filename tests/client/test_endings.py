@@ -144,7 +144,9 @@ def test_what_arrived_is_given_when_a_write_fails() -> None:
     """The library drops what it has not read as soon as it cannot write; ours does not."""
 
     async def script(raw: Raw) -> None:
-        await raw.begin(*(text_event(index) for index in range(200)))
+        await raw.begin()
+        await raw.hear_audio(200)
+        await raw.say(*(text_event(index) for index in range(200)))
         await raw.write(frame(CLOSE, struct.pack("!H", 1011) + b"failed", masked=False))
         await trio.sleep_forever()
 
@@ -152,6 +154,7 @@ def test_what_arrived_is_given_when_a_write_fails() -> None:
         limits = ClientLimits(unread_bytes=3000, waiting_messages=1, close_seconds=1)
         async with scripted(script) as place, connect(place, limits=limits) as conversation:
             await conversation.update()
+            await conversation.append(silence(200 * 1280))
             await nap()  # a few are read, the others wait in the socket
             inner = conversation._link._line.stream
 

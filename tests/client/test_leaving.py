@@ -224,6 +224,7 @@ def test_a_cancelled_append_leaves_whole_messages_and_a_conversation() -> None:
 def test_a_cancelled_iteration_loses_nothing() -> None:
     async def script(raw: Raw) -> None:
         await raw.begin()
+        await raw.hear_audio(50)
         for index in range(50):
             await raw.say(text_event(index))
             await trio.sleep(0.004)
@@ -233,6 +234,7 @@ def test_a_cancelled_iteration_loses_nothing() -> None:
     async def main() -> None:
         async with scripted(script) as place, connect(place) as conversation:
             await conversation.update()
+            await conversation.append(silence(50 * 1280))
             heard: list[Any] = []
             while not heard or not isinstance(heard[-1], wire.ResponseDone):
                 with trio.move_on_after(0.003):

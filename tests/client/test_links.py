@@ -238,7 +238,7 @@ def test_tls_with_an_authority_of_ones_own(authority: trustme.CA, ca_file: Path)
                 assert [type(event).__name__ async for event in conversation] == ["ResponseDone"]
             message = await fails(TlsError, f"wss://{place}")
             assert "is not trusted" in message
-            assert "ca_file" in message
+            assert "--ca-file" in message
 
     run(main)
 
@@ -246,7 +246,8 @@ def test_tls_with_an_authority_of_ones_own(authority: trustme.CA, ca_file: Path)
 def test_tls_for_another_name(authority: trustme.CA, ca_file: Path) -> None:
     async def main() -> None:
         async with scripted(greets, tls=server_side(authority, "example.org")) as place:
-            assert "127.0.0.1" in await fails(TlsError, f"https://{place}", ca_file=ca_file)
+            message = await fails(TlsError, f"https://{place}", ca_file=ca_file)
+            assert "not valid for '127.0.0.1'. If" in message
 
     run(main)
 
@@ -287,6 +288,9 @@ def test_files_of_certificates_that_are_none(tmp_path: Path) -> None:
         assert "cannot be read" in await fails(UrlError, "wss://h", ca_file=tmp_path / "none")
         (tmp_path / "text").write_text("no certificate")
         assert "holds none" in await fails(UrlError, "wss://h", ca_file=str(tmp_path / "text"))
+        for path in (tmp_path / "none", tmp_path / "text"):
+            message = await fails(UrlError, "ws://127.0.0.1:1", ca_file=path)
+            assert message.startswith(f"ws://127.0.0.1:1/v1/realtime speaks no TLS, so the certificates in {path}")
 
     run(main)
 
@@ -494,6 +498,24 @@ def test_busy_and_loading() -> None:
             assert "not now (server_busy)" in await fails(BusyError, place)
         async with scripted(refuses("model_loading")) as place:
             assert "not now (model_loading)" in await fails(LoadingError, place)
+
+
+async def closes_at_once(raw: Raw) -> None:
+    await raw.accept()
+    await raw.close(1013, "full")
+
+
+def test_a_close_that_says_try_again_later() -> None:
+    """Without any message: of a server of another make, or of something between."""
+
+    async def main() -> None:
+        async with scripted(closes_at_once) as place:
+            assert "no room now: it closed with 1013 full" in await fails(BusyError, place)
+        async with (
+            scripted(closes_at_once, greets) as place,
+            connect(place, retry_busy_seconds=5) as conversation,
+        ):
+            assert [type(event).__name__ async for event in conversation] == ["ResponseDone"]
 
     run(main)
 

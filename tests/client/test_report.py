@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 import soundfile
 import trio
+from msgspec import UNSET
 
 from tests.client.events import assistant, done, error, frame, function, lag, user
 from voicechat_client.answer import Answer
 from voicechat_client.check import CheckError, compare, examine, generate
 from voicechat_client.report import report
+from voicechat_core import wire
 
 
 def test_a_report() -> None:
@@ -43,6 +45,15 @@ def test_a_report_of_little() -> None:
         "function:  {}",
         "sent 0.00 s, heard 0.00 s (0 frames), at most 240 ms behind, 3 frames skipped, not finished",
     ]
+
+
+@pytest.mark.parametrize(("recording", "told"), [(True, True), (False, False), (UNSET, False)])
+def test_a_report_of_what_was_recorded(recording: Any, told: bool) -> None:
+    answer = Answer()
+    answer.add(wire.SessionCreated(event_id="e", session=wire.CreatedSession(id="s", recording=recording)))
+    answer.add(done(0))
+    assert answer.as_dict()["recording"] is told
+    assert ("recorded by the server" in report(answer, 0)) is told
 
 
 def test_a_report_of_errors_that_did_not_end_it() -> None:

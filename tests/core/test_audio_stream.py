@@ -1,6 +1,7 @@
 """Audio in blocks: what is read is what ``read_audio`` reads, what is written is whole at any moment."""
 
 import os
+import re
 import resource
 import signal
 import struct
@@ -11,6 +12,7 @@ import tracemalloc
 import wave
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -141,6 +143,38 @@ def test_a_truncated_flac_gives_all_that_is_there_first(
     assert 28_000 < len(given) < 31_000  # its frames are 4096 samples: less than one is lost
     assert np.array_equal(given, whole[: len(given)])
     assert error.startswith(f"{path}: cannot be read as audio: ")
+
+
+def ogg(path: Path, coding: str) -> tuple[bytes, list[int]]:
+    """A file of some pages, and where each begins."""
+    soundfile.write(path, NOISE, 16000, format="OGG", subtype=coding)
+    data = path.read_bytes()
+    return data, [found.start() for found in re.finditer(b"OggS", data)]
+
+
+@pytest.mark.parametrize("coding", ["VORBIS", "OPUS"])
+def test_a_damaged_ogg_is_refused_at_once(coding: str, tmp_path: Path) -> None:
+    """One bit of any page, its head too; a hole that hides where pages begin; a cut. Named by the page's place."""
+    path = tmp_path / "a.ogg"
+    data, pages = ogg(path, coding)
+    assert len(pages) >= 4
+    blocks_of(path, 1000)
+    damages = [(page, page + offset, bytes([data[page + offset] ^ 1])) for page in pages for offset in (5, 22, 40)]
+    damages += [(pages[2], pages[2], bytes(100)), (pages[-1], len(data) - 1, b"")]
+    for page, at, instead in damages:
+        path.write_bytes(data[:at] + instead + data[at + max(len(instead), 1) :])
+        for read in (partial(blocks_of, path, 1000), partial(read_audio, path, RATE)):
+            with pytest.raises(AudioError, match=rf"a.ogg: damaged or cut short: .* Ogg page at byte {page}\b"):
+                read()
+
+
+@pytest.mark.parametrize("coding", ["VORBIS", "OPUS"])
+def test_what_is_behind_an_ogg_does_not_matter(coding: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.ogg"
+    data, _ = ogg(path, coding)
+    whole = read_audio(path, RATE)
+    path.write_bytes(data + bytes(100))
+    assert np.array_equal(read_audio(path, RATE), whole)
 
 
 @pytest.mark.parametrize("value", [np.nan, -np.inf, 17.0])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.e2e.commands import begun, client, ended
-from tests.server.server_process import ServerProcess
+from tests.server.server_process import ServerProcess, serving
 
 # What ``mic`` uses of sounddevice: a microphone and a speaker of 48 kHz, on the clock of this machine. The speaker
 # keeps what it played in the file that the environment names, as float32.
@@ -83,6 +83,26 @@ def test_a_talk_that_is_ended_by_ctrl_c(server: ServerProcess, devices: dict[str
     played = np.fromfile(devices["PLAYED"], np.float32)
     assert np.isfinite(played).all()
     assert np.abs(played).max() > 0
+
+
+def test_a_talk_that_the_server_records(tiny_path: Path, devices: dict[str, str], tmp_path: Path) -> None:
+    """A person is told before the first word, and at the end."""
+    with (
+        serving(tiny_path, tmp_path / "log", "--record", str(tmp_path / "kept")) as server,
+        begun("talk", "--url", f"127.0.0.1:{server.port}", **devices) as process,
+    ):
+        assert process.stderr is not None
+        said = []
+        for line in process.stderr:
+            said.append(line)
+            if "use headphones" in line:
+                break
+        assert said[0] == "the server keeps a recording of what it hears and says\n"
+        assert "listening to Ear" in said[1]
+        process.send_signal(signal.SIGINT)
+        result = ended(process)
+    assert result.status == 0, result.err
+    assert "recorded by the server" in result.out
 
 
 def test_devices_are_listed(devices: dict[str, str]) -> None:

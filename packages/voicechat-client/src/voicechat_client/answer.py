@@ -36,6 +36,7 @@ class Answer:
         errors: the server's, in their order.
         lag: the last that the server said of it, or None.
         most_behind_ms: the worst of those.
+        recording: whether the server said that it keeps what it hears.
         ended: how: "done", "cancelled", or None as long as it has not.
         started_at: seconds, see ``started``.
         first_audio_at: when the first frame came, if that was said; seconds.
@@ -48,6 +49,7 @@ class Answer:
         self.errors: list[wire.ErrorBody] = []
         self.lag: wire.SessionLag | None = None
         self.most_behind_ms = 0
+        self.recording = False
         self.ended: str | None = None
         self.started_at: float | None = None
         self.first_audio_at: float | None = None
@@ -80,6 +82,8 @@ class Answer:
             case wire.SessionLag():
                 self.lag = event
                 self.most_behind_ms = max(self.most_behind_ms, event.behind_ms)
+            case wire.SessionCreated():
+                self.recording = event.session.recording is True
             case wire.Error(error=error):
                 self.errors.append(error)
             case wire.ResponseDone() | wire.ResponseCancelled():
@@ -136,6 +140,7 @@ class Answer:
             "first_audio_seconds": self.first_audio_seconds,
             "most_behind_ms": self.most_behind_ms,
             "frames_skipped": self.frames_skipped,
+            "recording": self.recording,
             "errors": [{"code": error.code, "message": error.message} for error in self.errors],
         }
 

@@ -10,6 +10,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -21,7 +23,7 @@ from voicechat_client.recording import Pcm16
 from voicechat_core.audio_stream import AudioReader
 from voicechat_core.errors import VoiceChatError
 
-__all__ = ["CheckError", "Difference", "command", "compare", "examine", "generate"]
+__all__ = ["CheckError", "Difference", "command", "compare", "examine", "generate", "scratch"]
 
 LEAD_IN: Final = 8  # samples, of 22,050 a second
 SETTLED: Final = 14  # the first sample of a live answer that no longer hangs on what was before time 0
@@ -43,6 +45,21 @@ class Difference:
 
     def __str__(self) -> str:
         return f"{self.what}: the server gave {_shown(self.live)}, generate {_shown(self.offline)}"
+
+
+@contextmanager
+def scratch() -> Iterator[Path]:
+    """A folder for what only the check needs.
+
+    Raises:
+        CheckError: when there can be none.
+    """
+    try:
+        folder = tempfile.TemporaryDirectory(prefix="voicechat-check-")
+    except OSError as error:
+        raise CheckError(f"--check needs a temporary folder: {error.strerror}") from None
+    with folder as name:
+        yield Path(name)
 
 
 def command() -> list[str]:
@@ -80,8 +97,8 @@ async def generate(
     Raises:
         CheckError: when it fails, with its own words.
     """
-    with tempfile.TemporaryDirectory(prefix="voicechat-check-") as directory:
-        wav = Path(directory) / "offline.wav"
+    with scratch() as folder:
+        wav = folder / "offline.wav"
         words = ["generate", "-m", checkpoint, "--audio", str(spoken), "--output-audio", str(wav)]
         words += ["--seed", str(seed), "--json", *([] if system_prompt is None else ["-p", system_prompt])]
         result = await _run(words, program)
@@ -101,8 +118,8 @@ async def _run(words: list[str], program: list[str] | None) -> subprocess.Comple
 
 
 def _failure(name: str, result: subprocess.CompletedProcess[bytes]) -> str:
-    said = result.stderr.decode(errors="replace").strip().splitlines()
-    return f"voicechat {name} failed with {result.returncode}: {said[-1] if said else 'no word'}"
+    said = result.stderr.decode(errors="replace").strip().splitlines() or ["no word"]
+    return f"voicechat {name} failed with {result.returncode}: {said[-1].removeprefix('voicechat: ')}"
 
 
 def compare(live: dict[str, Any], live_pcm: Pcm16, offline: dict[str, Any], offline_pcm: Pcm16) -> list[Difference]:

@@ -2,20 +2,22 @@
 
 import io
 import json
+import math
 import os
 import signal
 import sys
-import tempfile
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, NoReturn, ParamSpec, TypeVar
 
 import trio
 import typer
 
 from voicechat_client.answer import Answer
+from voicechat_client.check import scratch
 from voicechat_client.client import ClientLimits, Conversation, connect
 from voicechat_client.devices import listing
 from voicechat_client.errors import ClientError
@@ -35,7 +37,7 @@ from voicechat_core.terminal import discard, printable
 __all__ = ["main"]
 
 # Each line is a paragraph: single line breaks are not the same in every version of typer.
-EXAMPLES = """
+SENDING = """
 Examples:
 
 voicechat-client send question.wav --out answer.wav
@@ -45,6 +47,9 @@ voicechat-client send question.wav --pace fast --json > answer.json
 arecord -f S16_LE -r 16000 -c 1 | voicechat-client send - --events log.jsonl
 
 voicechat-client send question.wav --check CHECKPOINT
+"""
+TALKING = """
+Example:
 
 voicechat-client talk --half-duplex
 """
@@ -53,11 +58,11 @@ Exit status: 0 all is well
 
 1 an answer that differs (--check), or a file that cannot be read or written
 
-2 options that cannot be meant
+2 options or values that make no sense
 
 3 no connection; 4 no TLS, or no trust; 5 a key is needed, or not from here
 
-6 no voicechat server; 7 busy, or still loading; 8 the session was refused
+6 no voicechat server, or ws:// where it speaks TLS; 7 busy, or still loading; 8 the session was refused
 
 9 the connection was lost; 10 the server broke the protocol; 11 a microphone or a speaker
 
@@ -65,9 +70,14 @@ Exit status: 0 all is well
 
 What had arrived by then is in the files.
 """
+SHORT_STATUS = "Exit status: 0 all is well; voicechat-client --help lists the others."
+RECORDED = "the server keeps a recording of what it hears and says"
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 app = typer.Typer(
-    add_completion=False, pretty_exceptions_enable=False, no_args_is_help=True, epilog=f"{EXAMPLES}\n{STATUS}"
+    add_completion=False, pretty_exceptions_enable=False, no_args_is_help=True, epilog=f"{SENDING}{TALKING}{STATUS}"
 )
 
 Url = Annotated[str, typer.Option("--url", help="ws://HOST:PORT or wss://...; /v1/realtime is added.")]
@@ -100,8 +110,6 @@ def main() -> None:
     except InterruptedBySignal as stopped:
         _fail(stopped, 128 + stopped.number)
     except OSError as error:
-        if error.filename is not None:
-            raise
         _fail(_unwritable(error), 1)  # the help, which is none of ours to print
     except (KeyboardInterrupt, BaseExceptionGroup) as error:  # a second Ctrl-C, while the first one was obeyed
         if isinstance(error, BaseExceptionGroup) and error.split(KeyboardInterrupt)[0] is None:
@@ -128,6 +136,19 @@ def _line(error: Exception) -> str:
     return printable(str(error))
 
 
+def _told_apart(command: Callable[P, T]) -> Callable[P, T]:
+    """What the system refuses a command is not about stdout: that is only written by ``_say``, which says so itself."""
+
+    @wraps(command)
+    def run(*words: P.args, **options: P.kwargs) -> T:
+        try:
+            return command(*words, **options)
+        except OSError as error:
+            raise VoiceChatError(str(error)) from error
+
+    return run
+
+
 def _unwritable(error: OSError) -> VoiceChatError:
     discard(sys.stdout)
     return VoiceChatError(f"stdout cannot be written: {error.strerror}")
@@ -152,22 +173,31 @@ class Server:
     retry_busy: float
     silent_seconds: float
 
-    def connect(self) -> Any:
-        """See ``client.connect``."""
-        return connect(
+    def __post_init__(self) -> None:
+        if not self.silent_seconds > 0:
+            raise InputError(f"--silent-seconds is {self.silent_seconds:g}; more than 0 is needed")
+
+    @asynccontextmanager
+    async def connect(self) -> AsyncIterator[Conversation]:
+        """See ``client.connect``. A person is told when the server records."""
+        async with connect(
             self.url,
             key=self.key,
             ca_file=self.ca_file,
             retry_busy_seconds=self.retry_busy,
             limits=ClientLimits(silent_seconds=self.silent_seconds),
             waiting=lambda error, seconds: note(f"{error}; again in {seconds:.1f} s"),
-        )
+        ) as conversation:
+            if conversation.created.session.recording is True:
+                note(RECORDED)
+            yield conversation
 
 
 # ---- send
 
 
-@app.command("send", epilog=f"{EXAMPLES}\n{STATUS}")
+@app.command("send", epilog=f"{SENDING}\n{SHORT_STATUS}")
+@_told_apart
 def send_command(
     audio: Annotated[
         Path, typer.Argument(help="What the user says: a file of libsndfile, any rate and channels; - is a pipe.")
@@ -199,8 +229,8 @@ def send_command(
     """Send a recording, show the conversation, write the answer."""
     if pace not in ("realtime", "fast"):
         raise InputError(f"--pace is {pace!r}; realtime or fast is needed")
-    with tempfile.TemporaryDirectory(prefix="voicechat-") as directory:
-        checking = None if check is None else Check(check, Path(directory) / "spoken.wav")
+    with nullcontext() if check is None else scratch() as folder:
+        checking = Check(check, folder / "spoken.wav") if check is not None and folder is not None else None
         audio = expanded(audio)
         sending = Sending(
             connecting=Server(url, read_key(api_key_file, os.environ), ca_file, retry_busy, silent_seconds).connect,
@@ -245,6 +275,10 @@ def _run(work: Callable[[], Awaitable[None]]) -> Exception | None:
 
 
 def _options(prompt: str | None, seed: int, skip_beyond: float | None) -> wire.SessionOptions:
+    if prompt is not None and prompt != prompt.encode(errors="replace").decode():
+        raise InputError("--prompt is no text: UTF-8 is needed")
+    if skip_beyond is not None and not wire.FRAME_SECONDS <= skip_beyond < math.inf:
+        raise InputError(f"--skip-beyond is {skip_beyond:g}; {wire.FRAME_SECONDS} seconds, a frame, or more are needed")
     lag = wire.LagPolicy() if skip_beyond is None else wire.LagPolicy(policy="skip", max_seconds=skip_beyond)
     return wire.SessionOptions(system_prompt=prompt, seed=seed, lag=lag)
 
@@ -252,7 +286,8 @@ def _options(prompt: str | None, seed: int, skip_beyond: float | None) -> wire.S
 # ---- talk
 
 
-@app.command("talk", epilog=STATUS)
+@app.command("talk", epilog=f"{TALKING}\n{SHORT_STATUS}")
+@_told_apart
 def talk_command(
     url: Url = "ws://127.0.0.1:8080",
     input_device: Annotated[str | None, typer.Option(help="Number, or part of the name, of a microphone.")] = None,
@@ -302,7 +337,8 @@ def talk_command(
 # ---- ping
 
 
-@app.command("ping", epilog=STATUS)
+@app.command("ping", epilog=SHORT_STATUS)
+@_told_apart
 def ping_command(
     url: Url = "ws://127.0.0.1:8080",
     count: Annotated[int, typer.Option(help="How many.", min=1)] = 3,
@@ -311,7 +347,7 @@ def ping_command(
     retry_busy: RetryBusy = 0.0,
     silent_seconds: SilentSeconds = ClientLimits.silent_seconds,
 ) -> None:
-    """Connect, ask whether the server is there, and say how long it took. Takes its slot meanwhile."""
+    """Connect, ask whether the server is there, and say how long it took. Meanwhile nobody else can talk to it."""
     server = Server(url, read_key(api_key_file, os.environ), ca_file, retry_busy, silent_seconds)
     trio.run(until_interrupted, partial(_ping, server, count))
 
@@ -321,9 +357,4 @@ async def _ping(server: Server, count: int) -> None:
     async with server.connect() as conversation:
         _say(f"{server.url}: {conversation.created.session.id} after {1000 * (trio.current_time() - begun):.1f} ms")
         for _ in range(count):
-            _say(f"pong after {1000 * await _one_ping(conversation):.1f} ms")
-
-
-async def _one_ping(conversation: Conversation) -> float:
-    seconds: float = await conversation.ping()
-    return seconds
+            _say(f"pong after {1000 * await conversation.ping():.1f} ms")

@@ -14,8 +14,8 @@ Choices:
 * A task reads all the time, so that whoever sends first and listens later does not stand in the server's way. It keeps
   up to ``unread_bytes``; past that it reads no further, TCP holds the server back, and a server that cannot write for
   some seconds closes with 1008. So a user who does not listen costs memory up to a bound, and then the conversation.
-* A server is held to the clock: more frames than the input can have are its fault, none at all for ``silent_seconds``
-  while some are owed is a loss.
+* A server is held to the clock: more of anything than the input can have is its fault, nothing at all for
+  ``silent_seconds`` while something is owed is a loss.
 * What is sent waits while the server does not read. A call that is cancelled has sent each of its messages whole or not
   at all, and the conversation goes on.
 * Every message is given to the iteration, in its order, the answers to ``update`` and ``ping`` and every ``error`` too.
@@ -48,6 +48,7 @@ from voicechat_core.terminal import printable
 __all__ = ["ClientLimits", "Conversation", "connect"]
 
 UNAVAILABLE: Final = {"server_busy": BusyError, "model_loading": LoadingError}
+TRY_AGAIN_LATER: Final = 1013  # also of a server, or something before it, that gives no other reason
 FIRST_RETRY, LONGEST_RETRY = 0.5, 5.0  # seconds: a session lasts for minutes, and a refusal costs the server little
 
 
@@ -78,6 +79,8 @@ async def connect(
     """
     address, limits = parse(url), limits or ClientLimits()
     key = Key(key) if isinstance(key, str) else key
+    if ca_file is not None and not address.tls:
+        raise UrlError(f"{address} speaks no TLS, so the certificates in {ca_file} are of no use: wss:// is needed")
     tls = _trust(ca_file) if address.tls else None
     failure: BaseException | None = None
     try:
@@ -162,8 +165,10 @@ class _Door:
             raise self._no(f"no session.created came within {self.limits.created_seconds:g} seconds")
         except BaseException as error:
             await link.close()
+            if isinstance(error, Gone) and error.code == TRY_AGAIN_LATER:
+                raise BusyError(f"{self.address.place} has no room now: it closed with {_close(error)}") from None
             if isinstance(error, Gone):
-                raise self._no(f"it closed with {error.code} {shown(error.reason)}".rstrip()) from None
+                raise self._no(f"it closed with {_close(error)}") from None
             raise
 
     def _first(self, message: str | bytes) -> wire.SessionCreated:
@@ -192,6 +197,10 @@ class _Door:
 
     def _no(self, why: str) -> NotVoiceChatError:
         return NotVoiceChatError(f"{self.address} is a WebSocket, but no voicechat server's: {why}")
+
+
+def _close(gone: Gone) -> str:
+    return f"{gone.code} {shown(gone.reason)}".rstrip()
 
 
 def _type_of(event: wire.ServerEvent) -> str:

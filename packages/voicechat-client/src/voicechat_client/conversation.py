@@ -96,6 +96,7 @@ class Conversation:
         self._updating: _Answer | None = None
         self._pings: deque[_Answer] = deque()
         self._ledger = Ledger()
+        self._began = trio.current_time()
         self._committed = False
         self._said = ""  # by an error that was the last message
         self._end: ClientError | None = None  # why nothing more can be sent or will be heard
@@ -147,7 +148,7 @@ class Conversation:
         for start in range(0, len(samples), MOST_SAMPLES):
             self._require_input_open()  # another task may have committed meanwhile
             part = samples[start : start + MOST_SAMPLES]
-            await self._send(wire.InputAudioBufferAppend(audio=wire.bytes_of(part)), samples=len(part))
+            await self._send(wire.InputAudioBufferAppend(audio=wire.bytes_of(part)))
             self.sent_samples += len(part)
 
     def _require_input_open(self) -> None:
@@ -168,7 +169,7 @@ class Conversation:
             raise EndedError("the input was committed before")
         self._committed = True
         try:
-            await self._send(wire.InputAudioBufferCommit(pad_partial=pad_partial), ends=True)
+            await self._send(wire.InputAudioBufferCommit(pad_partial=pad_partial))
         except BaseException:
             self._committed = False  # it was not sent
             raise
@@ -179,13 +180,14 @@ class Conversation:
         Raises:
             ClientError: EndedError if the conversation is over; LostError or ServerFaultError.
         """
-        await self._send(wire.SessionCancel(), ends=True)
+        await self._send(wire.SessionCancel())
 
     async def ping(self) -> float:
         """Seconds until the server answers, by way of everything that waits to be sent or heard.
 
         Raises:
-            ClientError: EndedError if the conversation is over before it does; LostError or ServerFaultError.
+            ClientError: EndedError if the conversation is over before it does; LostError, also when no answer comes in
+                ``silent_seconds`` and nothing else either; ServerFaultError.
         """
         began, answer = trio.current_time(), _Answer()
         self._pings.append(answer)
@@ -208,11 +210,11 @@ class Conversation:
         else:
             await self._link.close()
 
-    async def _send(self, event: wire.ClientEvent, *, samples: int = 0, ends: bool = False) -> None:
+    async def _send(self, event: wire.ClientEvent) -> None:
         if self._end is not None:
             raise self._ended()
         try:
-            with self._ledger.sending(samples, ends=ends):
+            with self._ledger.sending(event):
                 await self._link.send(wire.encode(event))
         except Gone as gone:
             raise self._ended(gone) from None
@@ -258,7 +260,7 @@ class Conversation:
         event = _read(message)
         if event is None:
             return
-        self._ledger.heard(event)
+        self._ledger.heard(event, characters=len(message), seconds=trio.current_time() - self._began)
         size = len(message) + MESSAGE_BYTES
         self._unread += size
         self._heard.send_nowait((size, event))
@@ -301,12 +303,13 @@ class Conversation:
 
     def _is_owed(self) -> bool:
         reading = self._unread <= self._limits.unread_bytes  # else the silence is ours
-        return reading and (self._ledger.owed or self._updating is not None)
+        return reading and (self._ledger.owed or self._ledger.owes_a_pong or self._updating is not None)
 
     async def _judge(self, words: int) -> None:
         alive = await self._answers_a_ping()
-        reads_a_prompt = alive and self._updating is not None
-        if words != self._ledger.words or self._end is not None or reads_a_prompt:
+        # A prompt that is read takes its time; and pings are all that is owed to one who only pings.
+        may_be_silent = alive and (self._updating is not None or not self._ledger.owed)
+        if words != self._ledger.words or self._end is not None or may_be_silent:
             return
         pings = "though it answers pings" if alive else "nor does it answer a ping"
         self._end = LostError(

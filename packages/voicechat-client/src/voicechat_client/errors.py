@@ -8,13 +8,13 @@
         │   ├── ResolveError        there is no such host
         │   ├── RefusedError        the host is there, and nobody listens
         │   └── ConnectTimeoutError nothing came in time
-        ├── TlsError            4   no trust, or no TLS on one of the two sides
+        ├── TlsError            4   no trust, or one of the two sides says that it does not speak it
         ├── NotAllowedError     5
         │   ├── UnauthorisedError   401: no key, or the wrong one
         │   └── ForbiddenError      403
-        ├── NotVoiceChatError   6   somebody answers, but not /v1/realtime
+        ├── NotVoiceChatError   6   somebody answers, but not /v1/realtime, or hangs up without a word
         ├── UnavailableError    7   try again later
-        │   ├── BusyError           another session is active
+        │   ├── BusyError           another session is active, or 1013 and no word
         │   └── LoadingError        the model is still loading
         ├── SessionRefusedError 8   the server does not open the session that was asked for
         ├── LostError           9   the connection was lost in the middle, or the server fell silent

@@ -140,8 +140,8 @@ async def _with_tls(
 def _tls_fault(address: Address, cause: BaseException | None) -> str:
     if isinstance(cause, ssl.SSLCertVerificationError):
         return (
-            f"{address.place} is not trusted: {cause.verify_message}. If the certificate is your own, name the file "
-            "that it or its issuer is in (ca_file)"
+            f"{address.place} is not trusted: {cause.verify_message.rstrip('.')}. If the certificate is your own, give "
+            "the file that it or its issuer is in (--ca-file)"
         )
     reason = getattr(cause, "reason", None)
     if reason in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG", "HTTP_REQUEST"):

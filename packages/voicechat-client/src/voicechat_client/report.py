@@ -24,6 +24,8 @@ def report(answer: Answer, sent_samples: int) -> str:
     numbers.append(f"at most {answer.most_behind_ms} ms behind")
     if answer.frames_skipped:
         numbers.append(f"{answer.frames_skipped} frames skipped")
+    if answer.recording:
+        numbers.append("recorded by the server")
     if answer.ended != "done":
         numbers.append("not finished")
     return "\n".join([*lines, ", ".join(numbers)])

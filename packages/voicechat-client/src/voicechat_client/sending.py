@@ -97,6 +97,7 @@ class Sending:
             self.outputs.sent(samples)
             view.sent(samples)
 
+        heard(conversation.created)
         self.answer.started(trio.current_time())
         await send(conversation, spoken, pacer=Pacer(self.pace, wire.INPUT_RATE), heard=heard, sent=sent)
         self._require_the_end(spoken)

@@ -77,6 +77,7 @@ async def _talk(
             view.sent_seconds = counts.sent_seconds
 
         note(f"listening to {microphone.name}, speaking on {speaker.name}; Ctrl-C ends the conversation")
+        heard(conversation.created)
         answer.started(trio.current_time())
         await talk(
             conversation,

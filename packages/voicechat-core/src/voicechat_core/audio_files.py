@@ -10,6 +10,7 @@ import os
 import re
 import stat
 import struct
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
@@ -44,6 +45,10 @@ LARGEST_WAV_BYTES: Final = 0xFFFFFFFF - 36
 # What libsndfile takes for a WAV that nobody closed: it reads to the end, and that end may be beyond 4 GiB.
 UNCLOSED_RIFF: Final = 8
 
+OGG_HEAD, OGG_SUM = 27, 22  # bytes of a page's fixed head; where its checksum is
+LARGEST_OGG_PAGE: Final = 65307
+MIRRORED: Final = bytes(int(f"{byte:08b}"[::-1], 2) for byte in range(256))
+
 LOWEST_RATE: Final = 1000  # hertz; below it a file is mislabelled, and converting it up would take memory without end
 UNKNOWN_LENGTH: Final = 1 << 62  # libsndfile says 2^63 - 1 of a piped FLAC, and cannot find its end
 
@@ -66,12 +71,13 @@ def prepared(file: BinaryIO) -> BinaryIO:
     """The file as libsndfile can read it, once it is known to be all there. One that cannot seek is read whole.
 
     Raises:
-        AudioError: if it is empty, or a WAV that is shorter than its header says.
+        AudioError: if it is empty, a WAV that is shorter than its header says, or an Ogg with a damaged page.
     """
     source = file if file.seekable() else io.BytesIO(file.read())
     total = source.seek(0, os.SEEK_END)
     if total == 0:
         raise AudioError(_why_empty(file))
+    _check_ogg_pages(source)
     streamed_at = _check_wav_sizes(source, total)
     source.seek(0)
     if streamed_at is None:
@@ -107,6 +113,26 @@ def _check_wav_sizes(file: BinaryIO, total: int) -> int | None:
             return None
         file.seek(here + declared + declared % 2)
     return None
+
+
+def _check_ogg_pages(file: BinaryIO) -> None:
+    """Refuse an Ogg whose pages do not match their checksums: libsndfile fills such holes, of Opus without a word."""
+    file.seek(0)
+    at = 0
+    while len(head := file.read(OGG_HEAD)) == OGG_HEAD and head.startswith(b"OggS"):
+        lengths = file.read(head[-1])
+        page = head[:OGG_SUM] + bytes(4) + head[OGG_SUM + 4 :] + lengths + file.read(sum(lengths))
+        if _ogg_checksum(page) != int.from_bytes(head[OGG_SUM : OGG_SUM + 4], "little"):
+            raise AudioError(f"damaged or cut short: the Ogg page at byte {at} does not match its checksum")
+        at += len(page)
+    if at and b"OggS" in head + file.read(LARGEST_OGG_PAGE):  # what is behind the last page is no matter
+        raise AudioError(f"damaged or cut short: there is no whole Ogg page at byte {at}, where one is due")
+
+
+def _ogg_checksum(page: bytes) -> int:
+    """A CRC-32 that takes bits from the other end than zlib's, begins with 0, and is not inverted."""
+    mirrored = zlib.crc32(page.translate(MIRRORED), 0xFFFFFFFF) ^ 0xFFFFFFFF
+    return int.from_bytes(mirrored.to_bytes(4, "little").translate(MIRRORED), "big")
 
 
 def require_bytes(declared: int, found: int) -> None:
