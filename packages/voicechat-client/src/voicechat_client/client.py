@@ -163,7 +163,8 @@ class _Door:
         except BaseException as error:
             await link.close()
             if isinstance(error, Gone):
-                raise self._no(f"it closed with {error.code} {shown(error.reason)}".rstrip()) from None
+                why = error.fault or f"it closed with {error.code} {shown(error.reason)}".rstrip()
+                raise self._no(why) from None
             raise
 
     def _first(self, message: str | bytes) -> wire.SessionCreated:
