@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import trio
 import trio.testing
+from wsproto.events import Request
 
 from tests.client.peers import (
     CREATED,
@@ -34,6 +35,8 @@ from tests.server.frames import PING, TEXT, frame
 from tests.server.frames import PONG as PONG_FRAME
 from voicechat_client import ClientError, ClientLimits, EndedError, LostError, ServerFaultError, connect
 from voicechat_client.conversation import MESSAGE_BYTES
+from voicechat_client.link import Link
+from voicechat_client.reaching import LinkLimits
 from voicechat_core import wire
 from voicechat_core.errors import InputError
 
@@ -273,6 +276,31 @@ def test_floods_can_be_left(script: Script) -> None:
     run(main)
 
 
+def test_others_have_their_turn_between_the_frames_of_one_read() -> None:
+    """Ctrl-C, too: a read may hold thousands."""
+
+    async def count(turns: list[None]) -> None:
+        while True:
+            turns.append(None)
+            await trio.lowlevel.checkpoint()
+
+    async def main() -> None:
+        ours, theirs = trio.testing.memory_stream_pair()
+        link, server, turns = Link(ours, LinkLimits()), Raw(theirs), []
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(link.run, Request(host="h", target="/"))
+            await server.accept()
+            await link.settled.wait()
+            await server.write(b"\x01\x00" + b"\x00\x00" * 10000 + b"\x80\x00")
+            nursery.start_soon(count, turns)
+            assert await link.receive() == ""
+            assert len(turns) > 10000
+            await link.cut()
+            nursery.cancel_scope.cancel()
+
+    run(main)
+
+
 # ---- nothing
 
 
@@ -472,6 +500,7 @@ def test_an_append_that_a_commit_overtakes_ends_there() -> None:
                 nursery.start_soon(append)
                 await trio.testing.wait_all_tasks_blocked()
                 await conversation.commit()
+            await names(conversation)  # what was handed over has been heard then
             assert conversation.sent_samples == 16000 * len(heard)
 
     run(main)
