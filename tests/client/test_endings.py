@@ -87,6 +87,24 @@ def test_a_connection_that_is_lost(how: Callable[[Raw], Awaitable[None]], code: 
     run(main)
 
 
+def test_a_close_frame_is_answered() -> None:
+    answers: list[tuple[int, bytes] | None] = []
+
+    async def script(raw: Raw) -> None:
+        await raw.begin()
+        await raw.write(frame(CLOSE, struct.pack("!H", 1001), masked=False))
+        answers.extend([await raw.next(), await raw.next()])
+
+    async def main() -> None:
+        async with scripted(script) as place, connect(place) as conversation:
+            await conversation.update()
+            await to_the_loss(conversation)
+            await nap()
+
+    run(main)
+    assert answers == [(CLOSE, struct.pack("!H", 1001)), None]  # and then we hang up
+
+
 def test_the_last_words_before_a_loss() -> None:
     async def main() -> None:
         script = ends(closes(1008, "idle timeout"), error_event("invalid_request", "nothing\nwas said"))
