@@ -16,7 +16,6 @@ from tests.client.peers import (
     error_event,
     names,
     nap,
-    reads_nothing,
     run,
     scripted,
     silence,
@@ -223,18 +222,25 @@ def test_a_loss_while_nobody_listens() -> None:
     run(main)
 
 
-def test_a_connection_that_takes_nothing_and_says_nothing() -> None:
+def test_a_connection_that_takes_nothing_and_says_no_more() -> None:
+    async def script(raw: Raw) -> None:
+        await raw.begin()
+        await trio.sleep(0.2)
+        await raw.say(text_event(0))
+        await trio.sleep_forever()
+
     async def fails(data: Any) -> None:
         await trio.lowlevel.checkpoint()
         raise trio.BrokenResourceError
 
     async def main() -> None:
-        async with scripted(reads_nothing) as place, connect(place, limits=QUICK) as conversation:
+        async with scripted(script) as place, connect(place, limits=QUICK) as conversation:
             await conversation.update()
             await nap()
             conversation._link._stream.send_all = fails  # type: ignore[method-assign]
             await conversation.append(silence(1))
-            _, lost = await to_the_loss(conversation)
+            heard, lost = await to_the_loss(conversation)
+            assert heard == ["SessionUpdated", "ResponseTextDelta"]
             assert lost.code == 1006
 
     run(main)
