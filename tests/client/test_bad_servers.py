@@ -3,6 +3,7 @@
 import base64
 import json
 import math
+import struct
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 import trio
 import trio.testing
+from wsproto.events import Request
 
 from tests.client.peers import (
     CREATED,
@@ -20,6 +22,7 @@ from tests.client.peers import (
     QUICK,
     UPDATED,
     Raw,
+    Script,
     error_event,
     names,
     nap,
@@ -30,9 +33,12 @@ from tests.client.peers import (
     text_event,
     to_the_loss,
 )
-from tests.server.frames import TEXT, frame
-from voicechat_client import ClientLimits, EndedError, LostError, ServerFaultError, connect
+from tests.server.frames import PING, TEXT, frame
+from tests.server.frames import PONG as PONG_FRAME
+from voicechat_client import ClientError, ClientLimits, EndedError, LostError, ServerFaultError, connect
 from voicechat_client.conversation import MESSAGE_BYTES
+from voicechat_client.link import Link
+from voicechat_client.reaching import LinkLimits
 from voicechat_core import wire
 from voicechat_core.errors import InputError
 
@@ -145,6 +151,52 @@ def test_what_is_said_without_end(event: dict[str, Any]) -> None:
     run(main)
 
 
+# ---- messages that are none
+
+
+def floods(first: bytes, block: bytes) -> Script:
+    """Without end, and it reads nothing."""
+
+    async def script(raw: Raw) -> None:
+        await raw.begin()
+        await raw.write(first)
+        while True:
+            await raw.stream.send_all(block)
+
+    return script
+
+
+EMPTY = floods(frame(TEXT, first=0x01, masked=False), frame(0, first=0, masked=False) * 1000)
+SMALL = ClientLimits(message_chars=2000, message_parts=5000, close_seconds=0.3)
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        (EMPTY, "in more than 5000 parts (message_parts)"),
+        (floods(b"\x01\x00", frame(0, b"xy", first=0, masked=False) * 10), "longer than 2000 characters"),
+        (floods(b"\x81\x7f" + struct.pack("!Q", 2**62), b"x" * 65536), "longer than 2000 characters (message_chars)"),
+        (floods(frame(TEXT, "y" * 2001, masked=False), b"\x00\x00"), "longer than 2000 characters"),
+        (floods(frame(2, b"y" * 2001, masked=False), b"\x00\x00"), "longer than 2000 characters"),
+    ],
+)
+def test_messages_without_end(script: Script, words: str) -> None:
+    """Whose message it is, and whose limit."""
+
+    async def main() -> None:
+        async with scripted(script) as place, connect(place, limits=SMALL) as conversation:
+            await conversation.update()
+            began = trio.current_time()
+            heard, fault = await to_the_loss(conversation, ServerFaultError)
+            assert heard == ["SessionUpdated"]
+            assert str(fault).startswith("a message of the server ")
+            assert words in str(fault)
+            assert str(fault).endswith("which is this client's own limit")
+        assert trio.current_time() - began < 2
+
+    run(main)
+
+
 def test_a_message_that_is_too_long_for_what_it_says() -> None:
     """Neither texts nor whatever else a message may hold grow without end."""
 
@@ -163,6 +215,141 @@ def test_a_message_that_is_too_long_for_what_it_says() -> None:
     run(partial(main, text_event(0, many, many), "said 1000000 characters by response.text.delta; the 0 samples"))
     run(partial(main, {**text_event(0), "event_id": many}, "characters; 16408 at most"))
     run(partial(main, error_event("a", many), "error has 1000"))
+
+
+def test_messages_of_the_size_that_is_allowed() -> None:
+    """And many more of them than one may have parts."""
+
+    async def main() -> None:
+        event = json.dumps(text_event(0, text="y" * 500))
+        halves = [frame(TEXT, event[:300], first=0x01, masked=False), frame(0, event[300:], masked=False)]
+        limits = ClientLimits(message_chars=len(event), message_parts=3)
+
+        async def script(raw: Raw) -> None:
+            await raw.begin()
+            await raw.hear_audio(100)
+            await raw.write(b"".join(halves * 100))
+            await raw.say(DONE)
+            await raw.close()
+
+        async with scripted(script) as place, connect(place, limits=limits) as conversation:
+            await conversation.update()
+            await conversation.append(silence(100 * 1280))
+            assert len(await names(conversation)) == 102
+
+    run(main)
+
+
+def test_a_server_that_reads_nothing_is_heard() -> None:
+    """What is wrong with its message is told at once, though a message of ours waits to be written, and without a limit
+    on silence."""
+
+    async def script(raw: Raw) -> None:
+        await raw.begin()
+        await trio.sleep(0.2)
+        await raw.say(text_event(0, text="y" * 2000))
+        await trio.sleep_forever()
+
+    async def main() -> None:
+        limits = ClientLimits(message_chars=2000, silent_seconds=math.inf, close_seconds=1.0)
+        async with scripted(script) as place, connect(place, limits=limits) as conversation:
+            await conversation.update()
+            began = trio.current_time()
+            with pytest.raises(ServerFaultError, match="a message of the server is longer"):
+                await conversation.append(silence(16000 * 3600))
+            assert trio.current_time() - began < 0.8
+
+    run(main)
+
+
+def test_pings_without_end_are_no_queue_of_pongs() -> None:
+    """Of a server that reads nothing; what else it says is heard."""
+
+    async def script(raw: Raw) -> None:
+        await raw.begin()
+        for _ in range(2000):
+            await raw.stream.send_all(frame(PING, b"x" * 100, masked=False) * 20)
+        await raw.say(DONE)
+        await trio.sleep_forever()
+
+    async def main() -> None:
+        async with scripted(script) as place, connect(place, limits=QUICK) as conversation:
+            await conversation.update()
+            with trio.move_on_after(0.2):
+                await conversation.append(silence(16000 * 3600))
+            assert (await names(conversation))[-1] == "ResponseDone"
+
+    run(main)
+
+
+def test_the_latest_ping_is_answered() -> None:
+    """By a client whose own message stands before the pong."""
+    pongs: list[bytes] = []
+
+    async def script(raw: Raw) -> None:
+        await raw.begin()
+        await trio.sleep(0.3)
+        await raw.write(b"".join(frame(PING, str(index), masked=False) for index in range(100)))
+        await trio.sleep(0.3)
+        for _ in range(200):
+            found = await raw.next()
+            assert found is not None
+            if found[0] == PONG_FRAME:
+                pongs.append(found[1])
+                if found[1] == b"99":
+                    break
+        await raw.say(DONE)
+        await raw.close()
+
+    async def main() -> None:
+        async with scripted(script) as place, connect(place, limits=QUICK) as conversation:
+            await conversation.update()
+            with pytest.raises(ClientError):
+                await conversation.append(silence(16000 * 3600))
+
+    run(main)
+    assert pongs[-1] == b"99"
+    assert len(pongs) <= 3
+
+
+@pytest.mark.parametrize("script", [EMPTY, floods(b"", frame(PING, b"x", masked=False) * 1000)])
+def test_floods_can_be_left(script: Script) -> None:
+    async def main() -> None:
+        limits = ClientLimits(message_parts=10**9, close_seconds=0.3)
+        async with scripted(script) as place:
+            with trio.move_on_after(0.3) as scope:
+                async with connect(place, limits=limits) as conversation:
+                    await conversation.update()
+                    await names(conversation)
+            assert trio.current_time() - scope.deadline < 0.8
+
+    run(main)
+
+
+def test_others_have_their_turn_between_the_frames_of_one_read() -> None:
+    """Ctrl-C, too: a read may hold thousands."""
+
+    async def count(turns: list[None]) -> None:
+        while True:
+            turns.append(None)
+            await trio.lowlevel.checkpoint()
+
+    async def main() -> None:
+        ours, theirs = trio.testing.memory_stream_pair()
+        link, server, turns = Link(ours, LinkLimits()), Raw(theirs), []
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(link.run, Request(host="h", target="/"))
+            await server.accept()
+            await link.settled.wait()
+            await server.write(b"\x01\x00" + b"\x00\x00" * 10000 + b"\x80\x00")
+            nursery.start_soon(count, turns)
+            message = await link.receive()
+            await link.cut()
+            nursery.cancel_scope.cancel()
+        assert message == ""
+        assert len(turns) > 10000
+
+    run(main)
 
 
 # ---- nothing
@@ -403,7 +590,7 @@ def test_an_append_that_a_commit_overtakes_ends_there() -> None:
                 nursery.start_soon(append)
                 await trio.testing.wait_all_tasks_blocked()
                 await conversation.commit()
-            await names(conversation)
+            await names(conversation)  # what was handed over has been heard then
             assert conversation.sent_samples == 16000 * len(heard)
 
     run(main)

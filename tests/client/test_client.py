@@ -30,7 +30,6 @@ from tests.server.frames import TEXT, frame
 from voicechat_client import (
     ClientLimits,
     EndedError,
-    LostError,
     SessionOptions,
     connect,
 )
@@ -254,48 +253,5 @@ def test_events_that_are_not_taken_are_bounded_and_none_is_lost() -> None:
             texts = [event for event in heard if isinstance(event, wire.ResponseTextDelta)]
             assert [event.frame_index for event in texts] == list(range(messages))
             assert conversation._unread == 0
-
-    run(main)
-
-
-def test_what_no_server_of_ours_sends_is_bounded() -> None:
-    async def endless_fragments(raw: Raw) -> None:
-        await raw.begin()
-        await raw.write(frame(TEXT, first=0x01, masked=False))
-        while True:
-            await raw.stream.send_all(frame(0, first=0, masked=False) * 10000)
-
-    async def too_big(raw: Raw) -> None:
-        await raw.begin(text_event(0, text="y" * 5000))
-        await trio.sleep_forever()
-
-    async def main() -> None:
-        limits = ClientLimits(message_chars=2000, close_seconds=0.3)
-        for script, code in ((endless_fragments, 1006), (too_big, 1009)):
-            async with scripted(script) as place, connect(place, limits=limits) as conversation:
-                await conversation.update()
-                with pytest.raises(LostError) as caught:
-                    await names(conversation)
-                assert caught.value.code == code
-
-    run(main)
-
-
-def test_many_messages_are_no_flood() -> None:
-    """Far more bytes than may come without a message."""
-    limits = ClientLimits(message_chars=2000)
-    assert limits.unheard_bytes < 150_000
-
-    async def main() -> None:
-        async def script(raw: Raw) -> None:
-            await raw.begin()
-            await raw.hear_audio(400)
-            await raw.say(*(text_event(index, text="y" * 1500) for index in range(400)), DONE)
-            await raw.close()
-
-        async with scripted(script) as place, connect(place, limits=limits) as conversation:
-            await conversation.update()
-            await conversation.append(silence(400 * 1280))
-            assert len(await names(conversation)) == 402
 
     run(main)

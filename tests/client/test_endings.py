@@ -16,7 +16,6 @@ from tests.client.peers import (
     error_event,
     names,
     nap,
-    reads_nothing,
     run,
     scripted,
     silence,
@@ -85,6 +84,24 @@ def test_a_connection_that_is_lost(how: Callable[[Raw], Awaitable[None]], code: 
                 await conversation.append(silence(1))
 
     run(main)
+
+
+def test_a_close_frame_is_answered() -> None:
+    answers: list[tuple[int, bytes] | None] = []
+
+    async def script(raw: Raw) -> None:
+        await raw.begin()
+        await raw.write(frame(CLOSE, struct.pack("!H", 1001), masked=False))
+        answers.extend([await raw.next(), await raw.next()])
+
+    async def main() -> None:
+        async with scripted(script) as place, connect(place) as conversation:
+            await conversation.update()
+            await to_the_loss(conversation)
+            await nap()
+
+    run(main)
+    assert answers == [(CLOSE, struct.pack("!H", 1001)), None]  # and then we hang up
 
 
 def test_the_last_words_before_a_loss() -> None:
@@ -156,7 +173,7 @@ def test_what_arrived_is_given_when_a_write_fails() -> None:
             await conversation.update()
             await conversation.append(silence(200 * 1280))
             await nap()  # a few are read, the others wait in the socket
-            inner = conversation._link._line.stream
+            inner = conversation._link._stream
 
             async def fails(data: Any) -> None:
                 await trio.lowlevel.checkpoint()
@@ -186,7 +203,7 @@ def test_who_cannot_write_hears_why() -> None:
     async def main() -> None:
         async with scripted(script) as place, connect(place) as conversation:
             await conversation.update()
-            conversation._link._line.stream.send_all = fails  # type: ignore[method-assign]
+            conversation._link._stream.send_all = fails  # type: ignore[method-assign]
             with pytest.raises(LostError, match="1008 slow"):
                 await conversation.append(silence(16000 * 5))
 
@@ -208,18 +225,25 @@ def test_a_loss_while_nobody_listens() -> None:
     run(main)
 
 
-def test_a_connection_that_takes_nothing_and_says_nothing() -> None:
+def test_a_connection_that_takes_nothing_and_says_no_more() -> None:
+    async def script(raw: Raw) -> None:
+        await raw.begin()
+        await trio.sleep(0.2)
+        await raw.say(text_event(0))
+        await trio.sleep_forever()
+
     async def fails(data: Any) -> None:
         await trio.lowlevel.checkpoint()
         raise trio.BrokenResourceError
 
     async def main() -> None:
-        async with scripted(reads_nothing) as place, connect(place, limits=QUICK) as conversation:
+        async with scripted(script) as place, connect(place, limits=QUICK) as conversation:
             await conversation.update()
             await nap()
-            conversation._link._line.stream.send_all = fails  # type: ignore[method-assign]
+            conversation._link._stream.send_all = fails  # type: ignore[method-assign]
             await conversation.append(silence(1))
-            _, lost = await to_the_loss(conversation)
+            heard, lost = await to_the_loss(conversation)
+            assert heard == ["SessionUpdated", "ResponseTextDelta"]
             assert lost.code == 1006
 
     run(main)
@@ -264,25 +288,57 @@ def odd(data: bytes) -> Callable[[Raw], Awaitable[None]]:
 
 
 @pytest.mark.parametrize(
-    "data",
+    ("data", "words"),
     [
-        frame(TEXT, b"\xff\xfe", masked=False),
-        frame(TEXT, b"masked"),
-        frame(3, b"reserved", masked=False),
-        frame(CLOSE, b"\x03", masked=False),
-        frame(CLOSE, struct.pack("!H", 1005), masked=False),
-        frame(TEXT, b"x", first=0xC1, masked=False),
-        frame(PING, b"x" * 200, masked=False),
+        (frame(TEXT, b"\xff\xfe", masked=False), "codec can't decode byte 0xff"),
+        (frame(TEXT, b"masked"), "masked"),
+        (frame(3, b"reserved", masked=False), "opcode 0x3"),
+        (frame(TEXT, b"x", first=0xC1, masked=False), "Reserved bit"),
+        (frame(PING, b"x" * 200, masked=False), "Control frame"),
+        (frame(0, b"x", masked=False), "CONTINUATION"),
+        (frame(CLOSE, b"\x03", masked=False), "1 byte"),
+        *(
+            (frame(CLOSE, struct.pack("!H", code), masked=False), "CLOSE with invalid code")
+            for code in (0, 999, 5000, 65535)
+        ),
+        *((frame(CLOSE, struct.pack("!H", code), masked=False), "local-only reason") for code in (1005, 1006, 1015)),
+        (frame(CLOSE, struct.pack("!H", 1000) + b"\xff", masked=False), "CLOSE reason"),
     ],
 )
-def test_frames_that_are_none(data: bytes) -> None:
+def test_frames_that_are_none(data: bytes, words: str) -> None:
+    """The server's fault, told as such; what came before is given."""
+
     async def main() -> None:
         async with scripted(ends(odd(data), text_event(0))) as place, connect(place, limits=QUICK) as conversation:
             await conversation.update()
-            heard, _ = await to_the_loss(conversation)
+            heard, fault = await to_the_loss(conversation, ServerFaultError)
             assert heard == ["SessionUpdated", "ResponseTextDelta"]
+            assert str(fault).startswith("the server does not keep to the WebSocket protocol: ")
+            assert words in str(fault)
+            with pytest.raises(ServerFaultError):
+                await conversation.append(silence(1))
 
     run(main)
+
+
+def test_a_server_that_breaks_the_protocol_is_told() -> None:
+    told: list[tuple[int, bytes] | None] = []
+
+    async def script(raw: Raw) -> None:
+        await raw.begin()
+        await raw.write(frame(TEXT, b"\xff\xfe", masked=False))
+        told.append(await raw.next())
+
+    async def main() -> None:
+        async with scripted(script) as place, connect(place, limits=QUICK) as conversation:
+            await conversation.update()
+            await to_the_loss(conversation, ServerFaultError)
+            await nap()
+
+    run(main)
+    assert told[0] is not None
+    assert told[0][0] == CLOSE
+    assert told[0][1][:2] == struct.pack("!H", 1007)
 
 
 def test_a_binary_message_is_a_fault() -> None:

@@ -1,11 +1,14 @@
 """Leaving the block: by itself, by an error, by cancellation at any await, by a reset at any point."""
 
 import json
+import signal
 import struct
+import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -103,6 +106,70 @@ def test_ctrl_c_in_one_of_our_tasks_comes_out_alone(monkeypatch: pytest.MonkeyPa
                 await converse(place)
 
     run(main)
+
+
+def test_ctrl_c_while_we_say_goodbye_ends_it_at_once() -> None:
+    """Of a server that does not read, and one that does not answer; in every place where closing waits."""
+
+    @trio.lowlevel.enable_ki_protection  # it is not this task that is meant
+    def interrupt() -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    async def interrupts() -> None:
+        await trio.sleep(0.5)
+        interrupt()
+
+    async def converse(place: str, seconds: float) -> None:
+        async with connect(place, limits=ClientLimits(close_seconds=60)) as conversation:
+            await conversation.update()
+            with trio.move_on_after(0.2):
+                await conversation.append(silence(int(16000 * seconds)))
+
+    async def main() -> None:
+        for seconds in (3600, 1):
+            async with scripted(reads_nothing) as place, trio.open_nursery() as nursery:
+                began = trio.current_time()
+                nursery.start_soon(interrupts)
+                with pytest.raises(KeyboardInterrupt):
+                    await converse(place, seconds)
+                assert trio.current_time() - began < 2
+                nursery.cancel_scope.cancel()
+
+    run(main)
+
+
+@pytest.mark.parametrize("gap", [0.3, 1.5])
+def test_a_second_ctrl_c_ends_the_command(gap: float, tmp_path: Path) -> None:
+    """Within the two seconds that it may take to say goodbye to a server that does not read."""
+    begun = trio.Event()
+
+    async def script(raw: Raw) -> None:
+        await raw.begin()
+        begun.set()
+        await trio.sleep_forever()
+
+    async def main() -> None:
+        async with scripted(script) as place, trio.open_nursery() as nursery:
+            words = ["send", "-", "--url", place, "--pace", "fast", "--out", str(tmp_path / "a.wav")]
+            command = [sys.executable, "-m", "voicechat_client", *words]
+            sound = wav(b"\0" * 2**26)  # more than sockets hold
+            run_it = partial(trio.run_process, command, stdin=sound, capture_stderr=True, check=False)
+            process = await nursery.start(run_it)
+            await begun.wait()
+            await trio.sleep(0.3)
+            process.send_signal(signal.SIGINT)
+            await trio.sleep(gap)
+            process.send_signal(signal.SIGINT)
+            with trio.fail_after(2):
+                await process.wait()
+            assert process.returncode in (130, -signal.SIGINT)
+
+    run(main)
+
+
+def wav(samples: bytes) -> bytes:
+    sizes = struct.pack("<IHHIIHH", 16, 1, 1, 16000, 32000, 2, 16)
+    return b"RIFF\xff\xff\xff\xffWAVEfmt " + sizes + b"data\xff\xff\xff\xff" + samples
 
 
 def test_closing_waits_for_a_server_that_says_nothing_only_so_long() -> None:

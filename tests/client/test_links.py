@@ -457,6 +457,20 @@ def test_websockets_that_do_not_speak_this_protocol(script: Callable[[Raw], Any]
     run(main)
 
 
+def test_a_websocket_whose_frames_are_none() -> None:
+    async def script(raw: Raw) -> None:
+        await raw.accept()
+        await raw.write(frame(5, b"x", masked=False))
+        await trio.sleep_forever()
+
+    async def main() -> None:
+        async with scripted(script) as place:
+            message = await fails(NotVoiceChatError, place)
+            assert "does not keep to the WebSocket protocol: Invalid opcode 0x5" in message
+
+    run(main)
+
+
 def test_a_websocket_that_says_nothing() -> None:
     async def main() -> None:
         async with scripted(opens_with()) as place:

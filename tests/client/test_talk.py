@@ -50,7 +50,7 @@ async def test_what_is_said_is_sent_committed_and_answered_to_the_last_sample(au
     assert report.answer_seconds == pytest.approx(125 * 0.08)
     assert (report.gaps, report.dropped_seconds, report.unheard_seconds, report.muted_seconds) == (0, 0, 0, 0)
     loud = np.abs(speaker.sound()) > 0.08
-    assert loud.sum() / 48000 == pytest.approx(10, abs=0.02)
+    assert loud.sum() / 48000 == pytest.approx(10, abs=0.021)  # a block of the device's, as above
     assert [type(event) for event in events] == [wire.ResponseAudioDelta] * 125 + [wire.ResponseDone]
 
 

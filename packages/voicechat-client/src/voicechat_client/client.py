@@ -168,7 +168,7 @@ class _Door:
             if isinstance(error, Gone) and error.code == TRY_AGAIN_LATER:
                 raise BusyError(f"{self.address.place} has no room now: it closed with {_close(error)}") from None
             if isinstance(error, Gone):
-                raise self._no(f"it closed with {_close(error)}") from None
+                raise self._no(error.fault or f"it closed with {_close(error)}") from None
             raise
 
     def _first(self, message: str | bytes) -> wire.SessionCreated:

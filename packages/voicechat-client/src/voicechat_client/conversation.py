@@ -335,7 +335,9 @@ class Conversation:
             return self._lost(gone)
         return EndedError("the conversation has ended")
 
-    def _lost(self, gone: Gone) -> LostError:
+    def _lost(self, gone: Gone) -> ClientError:
+        if gone.fault:
+            return ServerFaultError(gone.fault)
         reason = shown(gone.reason)
         words = _what_happened(gone.code, reason)
         said = f'; it said: "{self._said}"' if self._said else ""
@@ -364,7 +366,7 @@ def _what_happened(code: int, reason: str) -> str:
     if code == 1008:
         return f"the server ended the session by its rules{why}"
     if code == 1009:
-        return f"a message was too big{why}"
+        return f"the server found a message of ours too big{why}"
     if code == 1011:
         return f"the server failed{why}: its log says more"
     if code in (1012, 1013):

@@ -6,32 +6,41 @@
         text = await link.receive()
         await link.close()
 
-This file alone knows trio-websocket. Nothing that a server does leaves it as another exception than ``Gone`` or one of
-ours, and nothing is raised into the nursery:
+wsproto says what bytes mean; this file alone knows it, and owns the stream. Three tasks, until the connection is over:
 
-- The library's reader raises what it does not like (a rejection, a ping while we close) into its nursery. It has one of
-  its own, where that ends the connection.
-- Its handshake waits for ever when the server hangs up in it. We see the stream end, and keep the beginning of the
-  answer, by which we say what it was.
-- It leaves its stream open when the server closes first, and waits for a close frame without limit. The stream is ours,
-  and we wait ``close_seconds``.
-- A block that is cancelled would take the library's reader with it, and nobody would hear the server out. Its tasks are
-  shielded, until the link is closed.
-- A send that is cancelled leaves half a frame, and everything that follows is unreadable. One task writes, and a call
-  that is cancelled does not cancel it: its message was not begun, or goes out whole.
-- When a write fails, it throws away what has arrived and was not read. We do not tell it, and read on to the end.
-- It keeps every fragment of a message, empty ones too. We end a connection that brings many bytes and no message.
+- One reads. It never waits to write while it can hear more, so that a server that reads nothing can still be heard,
+  and be told what is wrong with it. The connection is over when it has ended, and then the others are cancelled.
+- One writes messages. A send that is cancelled would leave half a frame, and everything that follows would be
+  unreadable: so a call that is cancelled does not cancel it, its message was not begun, or goes out whole.
+- One answers pings; of a server that does not read, only the latest, so that there is no queue of pongs.
+
+They are shielded: a block that is cancelled would take them with it, and nobody would say goodbye. So whoever has a
+link must close or cut it, and whatever happens while it is closed, it is cut. Nothing that a server does leaves this
+file as another exception than ``Gone`` or one of ours, and nothing is raised into the nursery.
 
 Knows no message of the protocol.
 """
 
 import contextlib
+import copy
 import math
 import ssl
-from typing import Final
+from typing import Any, Final
 
 import trio
-from trio_websocket import ConnectionClosed, WebSocketConnection, wrap_client_stream
+from wsproto import ConnectionType, WSConnection
+from wsproto.connection import ConnectionState
+from wsproto.events import (
+    AcceptConnection,
+    BytesMessage,
+    CloseConnection,
+    Event,
+    Ping,
+    RejectConnection,
+    Request,
+    TextMessage,
+)
+from wsproto.utilities import LocalProtocolError
 
 from voicechat_client.address import Address
 from voicechat_client.reaching import BROKEN, BYTES_A_READ, LinkLimits, cut, dial, not_upgraded
@@ -41,109 +50,50 @@ from voicechat_core.terminal import printable
 __all__ = ["Gone", "Link", "open_link"]
 
 ABNORMAL: Final = 1006  # there was no close frame
+TOO_BIG: Final = 1009
+CLOSED_BY_PEER: Final = (ConnectionState.REMOTE_CLOSING, ConnectionState.CLOSED)
 
 
 class Gone(Exception):  # noqa: N818 (to leave is no error)
-    """The connection is over. ``code`` and ``reason`` are the server's close frame's; 1006 where there was none."""
+    """The connection is over.
 
-    def __init__(self, code: int = ABNORMAL, reason: str = "") -> None:
-        super().__init__(f"the connection is over, code {code}")
+    Attributes:
+        code: of the server's close frame; 1006 where there was none.
+        reason: the server's.
+        fault: what the server did that made us end it, in words; empty where we did not.
+    """
+
+    def __init__(self, code: int = ABNORMAL, reason: str = "", fault: str = "") -> None:
+        super().__init__(code, reason, fault)
         self.code = code
         self.reason = reason
-
-
-# ---- the stream
-
-
-class _Line(trio.abc.Stream):
-    """The stream as the library sees it. When the library closes it, it is closed to the library only."""
-
-    def __init__(self, stream: trio.abc.Stream, limits: LinkLimits) -> None:
-        self.stream = stream
-        self.opening: trio.CancelScope | None = trio.CancelScope()  # around the handshake, while it lasts
-        self.answer = b""  # what came in it
-        self.unheard = 0  # bytes since the last message was received
-        self.deaf = False  # the server takes nothing any more; it may still have said something
-        self._limits = limits
-        self._reading = trio.CancelScope()
-        self._closed = False
-
-    async def receive_some(self, max_bytes: int | None = None) -> bytes:
-        """The next bytes; the end, if the server may not send more."""
-        if self._closed:
-            await trio.lowlevel.checkpoint()
-            raise trio.ClosedResourceError
-        # What has arrived is read in no time, and a server that takes nothing sends nothing new.
-        seconds = self._limits.close_seconds if self.deaf else math.inf
-        with trio.CancelScope(deadline=trio.current_time() + seconds) as self._reading:
-            try:
-                data = bytes(await self.stream.receive_some(max_bytes))
-            except BROKEN:
-                data = b""
-            self._count(data)
-            return data
-        raise trio.ClosedResourceError
-
-    def _count(self, data: bytes) -> None:
-        if self.opening is not None:
-            self.answer += data
-            if not data or len(self.answer) > self._limits.answer_bytes:
-                self.opening.cancel()
-        self.unheard += len(data)
-        if self.unheard > self._limits.unheard_bytes:
-            self.shut()
-            raise trio.BrokenResourceError("no message in all these bytes")
-
-    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
-        """Write; what cannot be written is dropped, and the line is ``deaf``."""
-        if self.deaf or self._closed:
-            await trio.lowlevel.checkpoint()
-            return
-        try:
-            await self.stream.send_all(data)
-        except BROKEN:
-            self.deaf = True
-            self._reading.deadline = trio.current_time() + self._limits.close_seconds
-        except BaseException:
-            self.deaf = True  # half a frame may have been written
-            raise
-
-    async def wait_send_all_might_not_block(self) -> None:
-        """As the stream itself."""
-        await self.stream.wait_send_all_might_not_block()
-
-    async def aclose(self) -> None:
-        """The library is done with it."""
-        self.shut()
-        await trio.lowlevel.checkpoint()
-
-    def shut(self) -> None:
-        """The library is to be done with it: its reader ends."""
-        self._closed = True
-        self._reading.cancel()
-        if self.opening is not None:
-            self.opening.cancel()
-
-
-# ---- the link
+        self.fault = fault
 
 
 class Link:
     """A connection that is open. Made by ``open_link``. One task may receive while others send."""
 
-    def __init__(self, line: _Line, limits: LinkLimits) -> None:
-        self._line = line
+    def __init__(self, stream: trio.abc.Stream, limits: LinkLimits) -> None:
+        self.opened = False
+        self.answer = b""  # what came until it was
+        self.settled = trio.Event()  # it is open, or will not be
+        self._stream = stream
         self._limits = limits
-        self._library: WebSocketConnection | None = None
-        # Shielded, so that a block that is cancelled still says goodbye. Whoever has a link closes or cuts it.
-        self._tasks = trio.CancelScope(shield=True)
-        self._closing = trio.CancelScope()  # around the library's own close
-        self._settled = trio.Event()  # the handshake has succeeded or failed
-        self._reader_over = trio.Event()
-        self._writer_over = trio.Event()
+        self._protocol = WSConnection(ConnectionType.CLIENT)
         # No room: a message is handed over when the one before it is written.
         self._outbox, self._outgoing = trio.open_memory_channel[str](0)
-        self._closed = False
+        self._inbox, self._incoming = trio.open_memory_channel[str | bytes](limits.waiting_messages)
+        self._pongs, self._due_pongs = trio.open_memory_channel[Event](1)
+        self._parts: list[Any] = []  # of a message that has begun: all text, or all bytes
+        self._size = 0  # of all these
+        self._pen = trio.Lock()  # one frame after the other
+        self._deaf = False  # the server takes nothing any more; it may still have said something
+        self._reading = trio.CancelScope()
+        self._written = trio.Event()  # all that was handed over, or all that can be
+        self._ended = trio.Event()  # no more will come
+        self._why = Gone()
+        self._tasks = trio.CancelScope(shield=True)
+        self._over = trio.Event()  # the tasks have ended and the stream is closed
 
     async def send(self, text: str) -> None:
         """Write a text message; waits while the server does not read. A cancelled call has not sent it.
@@ -155,8 +105,8 @@ class Link:
             return await self._outbox.send(text)
         # A write fails before the server's close frame is read, which says why.
         with trio.move_on_after(self._limits.close_seconds):
-            await self._reader_over.wait()
-        raise self._gone()
+            await self._ended.wait()
+        raise copy.copy(self._why)
 
     async def receive(self) -> str | bytes:
         """The next message: text, or the bytes of a binary one. A cancelled call loses nothing.
@@ -164,98 +114,171 @@ class Link:
         Raises:
             Gone: when no more will come.
         """
-        assert self._library is not None
         try:
-            message = await self._library.get_message()
-        except ConnectionClosed:
-            raise self._gone() from None
-        self._line.unheard = 0
-        return message
+            return await self._incoming.receive()
+        except (trio.EndOfChannel, trio.ClosedResourceError):
+            raise copy.copy(self._why) from None
 
     async def close(self, code: int = 1000) -> None:
         """Write what was handed over, say goodbye, hang up, in ``close_seconds``; again does nothing.
 
-        Never raises, and cannot be cancelled.
+        Raises nothing of the connection's, and cannot be cancelled. A Ctrl-C in it comes out when all is cut.
         """
-        if not self._closed:
-            self._closed = True
+        try:
             with trio.move_on_after(self._limits.close_seconds, shield=True):
-                await self._part(code)
-        await self.cut()
+                self._outbox.close()
+                await self._written.wait()
+                await self._put(CloseConnection(code=code))
+                self._incoming.close()  # what is not wanted any more does not stand before the server's close frame
+                await self._ended.wait()
+        finally:
+            await self.cut()
 
     async def cut(self) -> None:
         """Hang up at once. Never raises, cannot be cancelled."""
+        self._tasks.cancel()
         with trio.CancelScope(shield=True):
-            self._line.shut()
-            self._tasks.cancel()
-            self._outbox.close()
-            await self._reader_over.wait()
-            await self._writer_over.wait()
-            await cut(self._line.stream)
+            await self._over.wait()
 
-    # ---- inside
-
-    def _gone(self) -> Gone:
-        closed = self._library.closed if self._library is not None else None
-        return Gone(closed.code, printable(closed.reason or "")) if closed else Gone()
-
-    async def _part(self, code: int) -> None:
-        self._outbox.close()
-        await self._writer_over.wait()
-        if self._library is not None and not self._line.deaf:
-            # Whatever it raises, the connection ends here; and without a reader nobody hears the server's close frame.
-            with self._closing, contextlib.suppress(Exception):
-                await self._library.aclose(code)
-
-    async def run(self, address: Address, headers: list[tuple[bytes, bytes]]) -> None:
-        """The library's reader and our writer, until the link is cut. Raises nothing."""
-        with self._tasks:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._write)
-                await self._read(address, headers)
-
-    async def _read(self, address: Address, headers: list[tuple[bytes, bytes]]) -> None:
+    async def run(self, request: Request) -> None:
+        """Open it, read and write, until the connection is over or the link is cut. Raises nothing."""
         try:
-            async with trio.open_nursery() as nursery:
-                await self._shake_hands(nursery, address, headers)
-        except* Exception:
-            pass  # what the library raises of a server; how the connection ended, it has noted before
+            with self._tasks:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._write)
+                    nursery.start_soon(self._answer_pings)
+                    await self._read(request)
+                    nursery.cancel_scope.cancel()
         finally:
-            self._reader_over.set()
-            self._settled.set()
-            self._outbox.close()
-            self._closing.cancel()
+            try:
+                await cut(self._stream)
+            finally:
+                self._over.set()
 
-    async def _shake_hands(self, nursery: trio.Nursery, address: Address, headers: list[tuple[bytes, bytes]]) -> None:
-        assert self._line.opening is not None
-        with self._line.opening:
-            self._library = await wrap_client_stream(
-                nursery,
-                self._line,  # type: ignore[arg-type] # any stream will do
-                address.place,
-                address.target,
-                extra_headers=headers,
-                message_queue_size=self._limits.waiting_messages,
-                max_message_size=self._limits.message_chars,
-                receive_buffer_size=BYTES_A_READ,
-            )
-        self._line.opening = None
-        if self._library is not None:
-            self._line.answer = b""
-        self._settled.set()
+    # ---- writing
 
     async def _write(self) -> None:
         try:
             with self._outgoing:
                 async for text in self._outgoing:
-                    assert self._library is not None  # nobody has a link that is not open
-                    await self._library.send_message(text)
-                    if self._line.deaf:
-                        return
-        except Exception:  # ConnectionClosed, and what leaks of wsproto
-            return
+                    await self._put(TextMessage(data=text))
         finally:
-            self._writer_over.set()
+            self._written.set()
+
+    async def _answer_pings(self) -> None:
+        with self._due_pongs:
+            async for pong in self._due_pongs:
+                await self._put(pong)
+
+    async def _put(self, event: Event) -> None:
+        """Write a frame. Behind a close frame, or where the server takes nothing, it is dropped."""
+        async with self._pen:
+            if self._deaf:
+                return
+            try:
+                await self._stream.send_all(self._protocol.send(event))
+            except LocalProtocolError:  # behind a close frame
+                return
+            except BROKEN:
+                self._stop_writing()
+            except BaseException:
+                self._deaf = True  # half a frame may have been written
+                raise
+
+    def _stop_writing(self) -> None:
+        self._deaf = True
+        self._outbox.close()
+        self._reading.deadline = trio.current_time() + self._limits.close_seconds
+
+    # ---- reading
+
+    async def _read(self, request: Request) -> None:
+        try:
+            await self._put(request)
+            while not self._ended.is_set():
+                await self._hear(await self._more())
+        finally:
+            self._end()
+
+    async def _more(self) -> bytes:
+        """The next bytes; none at the end."""
+        # What has arrived is read in no time, and a server that takes nothing sends nothing new.
+        seconds = self._limits.close_seconds if self._deaf else math.inf
+        with (
+            trio.CancelScope(deadline=trio.current_time() + seconds) as self._reading,
+            contextlib.suppress(*BROKEN),
+        ):
+            return bytes(await self._stream.receive_some(BYTES_A_READ))
+        return b""
+
+    async def _hear(self, data: bytes) -> None:
+        if not data:
+            return self._end()
+        if not self.opened:
+            self.answer += data
+        try:
+            self._protocol.receive_data(data)
+        except Exception:  # only the answer to the handshake is looked at here; ``answer`` tells what it was
+            return self._end()
+        for event in self._protocol.events():
+            await trio.lowlevel.checkpoint()  # a read may hold thousands of frames, and others have their turn
+            await self._obey(event)
+            if self._ended.is_set():
+                break
+        return None
+
+    async def _obey(self, event: Event) -> None:
+        match event:
+            case AcceptConnection():
+                self.opened, self.answer = True, b""
+                self.settled.set()
+            case RejectConnection():
+                self._end()
+            case TextMessage() | BytesMessage():
+                await self._collect(event)
+            case Ping():
+                with contextlib.suppress(trio.WouldBlock):
+                    self._due_pongs.receive_nowait()  # the latest ping is the one to answer
+                self._pongs.send_nowait(event.response())
+            case CloseConnection() if self._protocol.state in CLOSED_BY_PEER:
+                await self._part(event.response(), Gone(event.code, printable(event.reason or "")))
+            case CloseConnection():  # wsproto's wish: it has met what it cannot read
+                fault = f"the server does not keep to the WebSocket protocol: {printable(event.reason or '')}"
+                await self._part(event, Gone(fault=fault))
+
+    async def _collect(self, part: TextMessage | BytesMessage) -> None:
+        """A message comes in one part or many."""
+        self._parts.append(part.data)
+        self._size += len(part.data)
+        if self._size > self._limits.message_chars:
+            await self._refuse(f"is longer than {self._limits.message_chars} characters (message_chars)")
+        elif len(self._parts) > self._limits.message_parts:
+            await self._refuse(f"comes in more than {self._limits.message_parts} parts (message_parts)")
+        elif part.message_finished:
+            message = ("" if isinstance(part, TextMessage) else b"").join(self._parts)
+            self._parts, self._size = [], 0
+            with contextlib.suppress(trio.BrokenResourceError):  # nobody wants to know any more
+                await self._inbox.send(message)
+
+    async def _refuse(self, why: str) -> None:
+        fault = f"a message of the server {why}, which is this client's own limit"
+        await self._part(CloseConnection(code=TOO_BIG, reason="too big"), Gone(fault=fault))
+
+    async def _part(self, goodbye: Event, why: Gone) -> None:
+        """It is over, and who waits is told so first: to say goodbye may have to wait for the server."""
+        self._end(why)
+        with trio.move_on_after(self._limits.close_seconds):
+            await self._put(goodbye)
+
+    def _end(self, why: Gone | None = None) -> None:
+        """No more will come; the first reason counts."""
+        if not self._ended.is_set():
+            self._why = why or Gone()
+            self._ended.set()
+            self.settled.set()
+            self._inbox.close()
+            self._outbox.close()
+            self._pongs.close()
 
 
 async def open_link(
@@ -279,14 +302,14 @@ async def open_link(
         ClientError: ConnectError, TlsError, NotAllowedError or NotVoiceChatError.
     """
     limits = limits or LinkLimits()
-    stream = await dial(address, tls, limits)
-    link = Link(line := _Line(stream, limits), limits)
-    nursery.start_soon(link.run, address, [key.header()] if key is not None else [])
+    link = Link(await dial(address, tls, limits), limits)
+    headers = [key.header()] if key is not None else []
+    nursery.start_soon(link.run, Request(host=address.place, target=address.target, extra_headers=headers))
     try:
         with trio.move_on_after(limits.handshake_seconds):
-            await link._settled.wait()
-        if link._library is None:
-            raise not_upgraded(address, line.answer, limits.handshake_seconds if not link._settled.is_set() else None)
+            await link.settled.wait()
+        if not link.opened:
+            raise not_upgraded(address, link.answer, limits.handshake_seconds if not link.settled.is_set() else None)
     except BaseException:
         await link.cut()
         raise

@@ -42,22 +42,17 @@ class LinkLimits:
         connect_seconds: to find the host and reach it.
         handshake_seconds: for TLS and the answer to the upgrade.
         close_seconds: for the last message to be taken, the server's close frame and its hanging up.
-        answer_bytes: of an answer that is no WebSocket's.
         message_chars: of one message. A server's largest are texts of a whole session, some 100 kB.
+        message_parts: that a message may come in: frames, and what is read of one at a time.
         waiting_messages: that were read and not received; a burst.
     """
 
     connect_seconds: float = 10.0
     handshake_seconds: float = 10.0
     close_seconds: float = 2.0
-    answer_bytes: int = 256 * 1024
     message_chars: int = 4 * 2**20
+    message_parts: int = 2**16
     waiting_messages: int = 8
-
-    @property
-    def unheard_bytes(self) -> int:
-        """That may come until a message is received: those that wait, and one that is begun, at four bytes a sign."""
-        return 4 * (self.waiting_messages + 2) * self.message_chars + BYTES_A_READ
 
 
 # ---- reaching it
