@@ -310,12 +310,14 @@ def test_list_names_the_published_checkpoints(tmp_path: Path) -> None:
     assert [line.split() for line in shown.stdout.splitlines()] == [
         ["NemotronLabs", "VoiceChat", "(speech,", "nemotron_voicechat)"],
         ["checkpoint", "precision", "size", "here"],
+        ["voicechat-small", "8-bit", "13.61", "MB", "complete"],
         ["mlx-community/NemotronLabs-VoiceChat-11B-bf16", "bf16", "22.19", "GB", "no"],
         ["mlx-community/NemotronLabs-VoiceChat-11B-8bit", "8-bit", "13.90", "GB", "no"],
         ["mlx-community/NemotronLabs-VoiceChat-11B-4bit", "4-bit", "9.17", "GB", "no"],
     ]
     as_json = subprocess.run([*command, "--json"], capture_output=True, text=True, check=True, env=environment)
-    assert [c["here"] for c in json.loads(as_json.stdout)["families"][0]["checkpoints"]] == ["no"] * 3
+    here = [c["here"] for c in json.loads(as_json.stdout)["families"][0]["checkpoints"]]
+    assert here == ["complete", "no", "no", "no"]
 
 
 def test_a_hub_name_without_a_network_is_one_line(tmp_path: Path) -> None:

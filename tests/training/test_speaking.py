@@ -19,6 +19,7 @@ from training.speaking.forward import Constants, heard_sums, hidden_states, prom
 from training.speaking.generate import generate, start, step
 from training.speaking.judge import judge, recordings
 from training.speaking.losses import given_levels, likelihoods, mixture_loss, random_given, row_terms
+from training.speaking.pacing import DENSE, STAGES, VARIANTS, Variant, Words, positions, stage_of
 from training.speaking.rows import SILENCE, Chances, Damage, Layout, Rows, _as_served, _shifted, draw, planned
 from training.speaking.setting import Setting, is_frozen, is_half
 from training.speaking.tables import (
@@ -656,3 +657,40 @@ def test_the_smoke_run_goes_on_and_exports(tmp_path: Path) -> None:
     with np.load(tmp_path / "generated.npz") as file:
         assert file["codes"].max() < 128
     assert SMOKE.at(3) == SMOKE.long
+
+
+def test_paced_text_stands_before_its_speech_and_dense_text_does_not_wait() -> None:
+    texts = ["Table green.", "Green table.", "Table table."]
+    fit = Words.fit(texts, np.array([11, 11, 14], np.int32))
+    times = fit.times("Table green.", ["T", "able", " green", "."], 11)
+    assert times[0] == 0
+    assert 0 < times[1] < times[2] < times[3] < 11
+    rng = np.random.Generator(np.random.PCG64(0))
+    assert positions(times, DENSE, rng).tolist() == [1, 2, 3, 4]
+    paced = positions(np.array([0.0, 1.0, 7.0, 9.0]), Variant(1.0, 2.0), rng)
+    assert paced.tolist() == [1, 2, 6, 8]
+
+
+def test_stages_begin_paced_and_end_dense() -> None:
+    assert [stage_of(x) for x in (0.0, 0.24, 0.25, 0.6, 1.0)] == [0, 0, 1, 2, 3]
+    assert all(len(shares) == len(VARIANTS) and sum(shares) == pytest.approx(1) for _, shares in STAGES)
+    dense = [shares[0] for _, shares in STAGES]
+    assert dense == sorted(dense)
+    assert dense[-1] > 0.9
+
+
+def test_a_row_of_paced_text_has_the_same_tokens_with_pads_between(setting: Setting) -> None:
+    paced = (DENSE, Variant(1.0, 2.0))
+    encode, decode, weights = setting.tokenizer.encode, setting.tokenizer.decode, np.ones(len(setting.sentences))
+    tables = Tables.build(setting.sentences, encode, weights, 100, decode, IDS[0], paced)
+    mx.random.seed(3)
+    rows = draw(tables, (8, 91), IDS, layout=Layout(p_interrupted=0, variants=(0.0, 1.0)))
+    facts, tokens = np.array(tables.facts), np.array(tables.tokens)
+    spelt = [tokens[a : a + n] for a, n in facts[1, :, 2:]]
+    assert [s[s != IDS[0]].tolist() for s in spelt] == [encode(text) for text in setting.sentences.texts]
+    assert any((s == IDS[0]).any() for s in spelt)
+    row = np.array(rows.ids)[0]
+    start = int(np.flatnonzero(row == IDS[1])[0])
+    assert any(row[start + 1 : start + 1 + len(s)].tolist() == s.tolist() for s in spelt)
+    with pytest.raises(ValueError, match="layouts of text"):
+        draw(tables, (8, 91), IDS, layout=Layout(variants=(0.5, 0.2, 0.3)))

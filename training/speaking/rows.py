@@ -37,6 +37,7 @@ class Layout:
     lateness: tuple[int, int] = (-1, 6)  # of an EOS, against the end of its speech
     p_long: float = 0.15  # of leads, and of gaps
     p_interrupted: float = 0.12
+    variants: tuple[float, ...] = (1.0,)  # shares of the tables' ways to lay text out
 
 
 @dataclass(frozen=True)
@@ -108,7 +109,12 @@ def _natural_ends(facts: mx.array) -> mx.array:
 
 
 def _plan(tables: Tables, slots: mx.array, shape: tuple[int, int], layout: Layout, chances: Chances) -> Plan:
-    facts = tables.facts[slots[chances.integers((0, slots.shape[0] - 1), *shape)]]
+    sentences = slots[chances.integers((0, slots.shape[0] - 1), *shape)]
+    shares = layout.variants
+    if len(shares) > tables.facts.shape[0]:
+        raise ValueError(f"shares of {len(shares)} layouts of text are given; the tables have {tables.facts.shape[0]}")
+    which = (chances.take(*shape)[..., None] >= mx.array(np.cumsum(shares)[:-1].astype(np.float32))).sum(axis=-1)
+    facts = tables.facts.reshape(-1, 4)[which * tables.facts.shape[1] + sentences]
     usual = _natural_ends(facts)
     late = mx.maximum(usual + chances.integers(layout.lateness, *shape), facts[..., 3] + 1)
     early = 1 + (chances.take(*shape) * (usual - 1)).astype(mx.int32)
@@ -181,7 +187,7 @@ def draw(
     """
     rows, count = shape
     slots, turns = tables.short_slots if short else tables.slots, 1 + count // SHORTEST
-    chances = Chances(rows * (6 * turns + 5 * count + 5))
+    chances = Chances(rows * (7 * turns + 5 * count + 5))
     plan = _plan(tables, slots, (rows, turns), layout or Layout(), chances)
     text, frames, weights = _laid_out(plan, tables, count, ids)
     damage = damage or Damage()
@@ -195,7 +201,7 @@ def planned(tables: Tables, sentences: NDArray[np.int64], lead: int, count: int,
 
     ``sentences`` ``[B]`` are indices; speech beyond ``count`` steps is cut off.
     """
-    facts = tables.facts[mx.array(sentences)][:, None]
+    facts = tables.facts[0][mx.array(sentences)][:, None]
     ends = _natural_ends(facts)
     plan = Plan(mx.full(ends.shape, lead), ends, facts)
     text, frames, weights = _laid_out(plan, tables, count, ids)

@@ -11,6 +11,7 @@ import numpy as np
 from training.initial import initialise
 from training.speaking.balance import presented, shares_of
 from training.speaking.forward import Constants, prompt_latents
+from training.speaking.pacing import VARIANTS
 from training.speaking.tables import DELAY, Sentences, Tables, prompt_frames
 from training.vocabulary import write_tokenizer
 from voicechat_core.checkpoint import checkpoint_tensors
@@ -71,7 +72,10 @@ class Setting:
         _fill(networks, chars, sentences)
         shares = shares_of(sentences.kinds, sentences.texts)
         weights = presented(sentences.texts, sentences.kinds, shares) * ~sentences.held
-        tables = Tables.build(sentences, tokenizer.encode, weights, SHORT_STEPS - DELAY - 10)
+        tables = Tables.build(
+            sentences, tokenizer.encode, weights, SHORT_STEPS - DELAY - 10,
+            tokenizer.decode, config.pad_token_id, VARIANTS,
+        )  # fmt: skip
         prompt = prompt_frames(sentences, config.prompt_frames)
         constants = Constants.build(config, chars, set(np.array(tables.tokens).tolist()), prompt, tables.sums[0, -1])
         return cls(config, networks, tokenizer, chars, sentences, tables, constants)

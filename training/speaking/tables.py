@@ -4,6 +4,7 @@ A frame is a row of ``sums``: ``sums[f, n]`` is the sum of its first n code vect
 is given, and whatever is left of it, is one gather away. Frame 0 is silence.
 """
 
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,8 @@ from typing import Any, Self
 import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
+
+from training.speaking.pacing import DENSE, Variant, Words, positions
 
 __all__ = ["DELAY", "Sentences", "Tables", "natural_end", "prompt_frames", "random_sentences"]
 
@@ -101,11 +104,14 @@ def cumulative(codes: NDArray[Any], mus: NDArray[np.float32]) -> NDArray[np.floa
 
 @dataclass(frozen=True)
 class Tables:
-    """On the device. ``facts`` ``[N, 4]`` int32: a sentence's first frame, frames, first token, tokens."""
+    """On the device. ``facts`` ``[V, N, 4]`` int32: a sentence's first frame, frames, first token, places of text.
+
+    Of the V ways to lay text out the first is dense; in others PADs stand between the tokens.
+    """
 
     sums: mx.array  # [F + 1, Q + 1, L] float32
     facts: mx.array
-    tokens: mx.array  # [all tokens] int32
+    tokens: mx.array  # [all places of text, of all ways] int32
     slots: mx.array  # [SLOTS] int32, by weight
     short_slots: mx.array  # the same, of sentences that fit into a short row
 
@@ -116,18 +122,25 @@ class Tables:
         encode: Callable[[str], list[int]],
         weights: NDArray[np.float64],
         longest: int,
+        decode: Callable[[list[int]], str] | None = None,
+        pad: int = 0,
+        variants: Sequence[Variant] = (DENSE,),
     ) -> Self:
-        """Lay sentences out. Those of more than ``longest`` frames are drawn for long rows only."""
-        ids = [encode(text) for text in sentences.texts]
-        counts = np.array([len(some) for some in ids], np.int32)
-        firsts = 1 + sentences.starts()
-        facts = np.stack([firsts, sentences.lengths, np.cumsum(counts) - counts, counts], axis=1).astype(np.int32)
+        """Lay sentences out. Those of more than ``longest`` frames are drawn for long rows only.
+
+        ``decode`` spells one token; it and ``pad`` are needed for ``variants`` that are not dense.
+        """
+        written = [some for variant in variants for some in _written(sentences, encode, decode, pad, variant)]
+        counts = np.array([len(some) for some in written], np.int32)
+        spoken = np.tile(np.stack([1 + sentences.starts(), sentences.lengths], axis=1), (len(variants), 1))
+        facts = np.concatenate([spoken, np.stack([np.cumsum(counts) - counts, counts], axis=1)], axis=1)
+        facts = facts.astype(np.int32).reshape(len(variants), len(sentences), 4)
         codes = np.concatenate([sentences.silence[None].astype(np.uint8), sentences.codes])
         short = np.where(sentences.lengths <= longest, weights, 0)
         result = cls(
             sums=mx.array(cumulative(codes, sentences.mus)),
             facts=mx.array(facts),
-            tokens=mx.array(np.array([i for some in ids for i in some], np.int32)),
+            tokens=mx.array(np.concatenate(written)),
             slots=mx.array(slots(weights)),
             short_slots=mx.array(slots(short if short.any() else weights)),
         )
@@ -138,6 +151,31 @@ class Tables:
     def levels(self) -> int:
         """Codes a frame."""
         return self.sums.shape[1] - 1
+
+
+def _written(
+    sentences: Sentences,
+    encode: Callable[[str], list[int]],
+    decode: Callable[[list[int]], str] | None,
+    pad: int,
+    variant: Variant,
+) -> list[NDArray[np.int32]]:
+    """Each sentence's text from the frame after BOS to the last token, PAD between tokens."""
+    ids = [np.array(encode(text), np.int32) for text in sentences.texts]
+    if variant.share == 0:
+        return ids
+    if decode is None:
+        raise ValueError("paced text needs the tokens' spelling")
+    known = sentences.trained()
+    fit = Words.fit([sentences.texts[i] for i in known], sentences.lengths[known])
+    rng, result = np.random.Generator(np.random.PCG64(zlib.crc32(repr(variant).encode()))), []
+    for text, some, length in zip(sentences.texts, ids, sentences.lengths.tolist(), strict=True):
+        times = fit.times(text, [decode([i]) for i in some.tolist()], length)
+        places = positions(times, variant, rng)
+        row = np.full(places[-1], pad, np.int32)
+        row[places - 1] = some
+        result.append(row)
+    return result
 
 
 def prompt_frames(sentences: Sentences, count: int) -> NDArray[np.float32]:

@@ -15,7 +15,7 @@ trains nothing: it says how long a step takes in each way of computing it.
 import argparse
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import mlx.core as mx
@@ -25,9 +25,11 @@ from numpy.typing import NDArray
 from training import domain
 from training.loop import Budget, Every, Log, Trainer
 from training.small import small_config
+from training.speaking.balance import REPEAT
 from training.speaking.evaluate import cases, forced, run_cases
 from training.speaking.forward import prompt_latents
 from training.speaking.losses import row_loss
+from training.speaking.pacing import STAGES, stage_of
 from training.speaking.rows import Layout, draw
 from training.speaking.setting import SHORT_STEPS, Setting, is_frozen, is_half
 from training.speaking.tables import Sentences, random_sentences
@@ -37,6 +39,7 @@ from voicechat_core.nn.ear_tts import EarTTS
 __all__ = ["Shapes", "Way", "main", "make_loss", "make_trainer", "run"]
 
 EMA = 0.999
+DENSE_STAGE = -1
 LONG_EVERY = 4  # of so many steps one has long rows
 LONG = Layout(long_lead=(9, 140), long_gap=(11, 90), p_long=0.3)
 SAVE_SECONDS, EVALUATE_SECONDS = 60.0, 60.0
@@ -58,24 +61,28 @@ class Shapes:
 
 @dataclass(frozen=True)
 class Way:
-    """How a step computes: matrices in bfloat16, attention as one kernel, and how often a frame is asked for."""
+    """How a step computes: matrices in bfloat16, attention as one kernel, and how often a frame is asked for.
+
+    ``paced`` is not about computing: text begins paced and ends dense, where it is otherwise dense throughout.
+    """
 
     half: bool = True
     fused: bool = False
     draws: int = 2
+    paced: bool = False
 
 
 SMOKE = Shapes((2, 24), (1, 40))
 
 
 def make_loss(setting: Setting, shapes: Shapes, way: Way) -> Callable[..., dict[str, mx.array]]:
-    """The loss of a batch that it draws itself; what it is given is the shape."""
+    """The loss of a batch that it draws itself; what it is given is the shape and the stage."""
 
-    def loss(tts: EarTTS, rows: int, steps: int) -> dict[str, mx.array]:
+    def loss(tts: EarTTS, rows: int, steps: int, stage: int = DENSE_STAGE) -> dict[str, mx.array]:
         is_long = (rows, steps) == shapes.long
-        batch = draw(
-            setting.tables, (rows, steps), setting.constants.ids, short=not is_long, layout=LONG if is_long else None
-        )
+        variants = (1.0,) if stage == DENSE_STAGE else STAGES[stage][1]
+        layout = replace(LONG if is_long else Layout(), variants=variants)
+        batch = draw(setting.tables, (rows, steps), setting.constants.ids, short=not is_long, layout=layout)
         return row_loss(tts, batch, setting.tables, setting.constants, draws=way.draws, fused=way.fused)
 
     return loss
@@ -95,10 +102,14 @@ def make_trainer(setting: Setting, shapes: Shapes, way: Way, seed: int = 0, peak
 
 
 def _choose(setting: Setting, count: int) -> dict[str, NDArray[np.int64]]:
-    """The sentences that are evaluated: held-out ones, and as many trained ones from everywhere."""
-    known = setting.sentences.trained()
-    some = known[:: max(1, len(known) // count)][:count]
-    return {"held": np.flatnonzero(setting.sentences.held)[:count], "trained": some}
+    """The sentences that are evaluated: held-out ones, and as many trained ones, repeats apart from all others.
+
+    Repeats show whether text is read at all: what is finite can be known by heart.
+    """
+    known, is_repeat = setting.sentences.trained(), np.array(setting.sentences.kinds) == REPEAT
+    chosen = {"held": np.flatnonzero(setting.sentences.held)}
+    chosen |= {"repeat": known[is_repeat[known]], "fixed": known[~is_repeat[known]]}
+    return {n: some[:: max(1, len(some) // count)][:count] for n, some in chosen.items() if some.size}
 
 
 def _evaluate(setting: Setting, trainer: Trainer, log: Log, count: int) -> None:
@@ -142,7 +153,8 @@ def run(
     log.write(trained=sum(x.size for x in [trainer.weights]), sentences=len(setting.sentences), way=str(way), **notes)
     save, evaluate = Every(SAVE_SECONDS), Every(EVALUATE_SECONDS)
     for progress in _until(budget, end):
-        log.step(progress, trainer.step(progress, *shapes.at(trainer.steps)))
+        stage = stage_of(progress) if way.paced else DENSE_STAGE
+        log.step(progress, trainer.step(progress, *shapes.at(trainer.steps), stage))
         if save.due():
             _keep(setting, trainer, budget, out)
         if evaluate.due():
@@ -196,6 +208,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--float32", action="store_true", help="no matrices in bfloat16")
     parser.add_argument("--fused", action="store_true", help="attention as one kernel (CUDA)")
     parser.add_argument("--draws", type=int, default=2, help="how often each frame is asked for")
+    parser.add_argument("--paced", action="store_true", help="begin with text at the time of its speech")
     parser.add_argument("--scale", type=float, default=1.0, help="rows a batch, of the usual number")
     parser.add_argument("--peak", type=float, default=2e-3, help="the highest learning rate")
     parser.add_argument("--seed", type=int, default=0)
@@ -212,7 +225,7 @@ def main(arguments: list[str] | None = None) -> None:
     if options.smoke:
         steps = steps or 6
     end = None if options.this_call is None else begun + options.this_call - RESERVE
-    way = Way(not options.float32, options.fused, options.draws)
+    way = Way(not options.float32, options.fused, options.draws, options.paced)
     trainer = run(
         setting, options.out, shapes, way, seconds=None if seconds is None else max(1.0, seconds - RESERVE),
         steps=steps, end=end, resume=options.resume, seed=options.seed, peak=options.peak,
