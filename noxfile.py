@@ -136,7 +136,7 @@ def lint(session: nox.Session) -> None:
 
 @nox.session
 def types(session: nox.Session) -> None:
-    """A strict type check of the packages."""
+    """A strict type check of the packages and of training/."""
     install_packages(session, *group("types"))
     session.run("mypy", *(f"packages/{name}/src" for name in PACKAGES), "training")
 

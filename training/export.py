@@ -80,6 +80,8 @@ def _in_files(whole: Path, target: Path) -> int:
         mx.save_safetensors(str(file), some, {"format": "pt"})
         weight_map |= dict.fromkeys(some, file.name)
         total += sum(value.nbytes for value in some.values())
+    if tensors:
+        raise CheckpointError(f"{min(tensors)}: belongs to no file")
     index = {"metadata": {"total_size": total}, "weight_map": weight_map}
     (target / INDEX).write_text(json.dumps(index, indent=1), encoding="utf-8")
     for file in whole.glob("*.json"):

@@ -100,7 +100,7 @@ def listing() -> dict[str, Any]:
     package, then the published ones.
 
     ``bytes`` is about what a published checkpoint takes, and what another one takes on this disk; ``here`` is
-    ``complete``, ``incomplete`` or ``no``; ``path`` is the cached snapshot, or null.
+    ``complete``, ``incomplete`` or ``no``; ``path`` is the cached snapshot or this package's folder, or null.
     """
     here = {entry.name: entry for entry in cached()}
     rows = [_own_row()]

@@ -26,7 +26,10 @@ if TYPE_CHECKING:
 
 __all__ = ["main"]
 
-CHECKPOINT_HELP = "A checkpoint: its directory, or its name on the hub, from where it is downloaded once."
+CHECKPOINT_HELP = (
+    "A checkpoint: its directory, voicechat-small (comes with this package), or its name on the hub, from where it is "
+    "downloaded once."
+)
 PRECISION_HELP = "auto (as the checkpoint's dense weights are stored), float32 or bfloat16."
 PROMPT_STEPS_HELP = (
     "Step the speech decoder over the system prompt, as NVIDIA's offline run does; its live one does not."
