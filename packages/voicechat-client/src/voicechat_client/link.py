@@ -126,10 +126,11 @@ class Link:
         """
         try:
             with trio.move_on_after(self._limits.close_seconds, shield=True):
+                # What nobody wants any more does not hold the reader up: a server may only read while it can write.
+                self._incoming.close()
                 self._outbox.close()
                 await self._written.wait()
                 await self._put(CloseConnection(code=code))
-                self._incoming.close()  # what is not wanted any more does not stand before the server's close frame
                 await self._ended.wait()
         finally:
             await self.cut()
