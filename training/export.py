@@ -14,7 +14,7 @@ from typing import cast
 
 import mlx.core as mx
 
-from training.small import TEXT_VOCABULARY, published, small_config
+from training.small import TEXT_VOCABULARY, small_config
 from training.vocabulary import rnnt_pieces, write_tokenizer
 from voicechat_core.checkpoint import checkpoint_tensors
 from voicechat_core.config import VoiceChatConfig
@@ -25,6 +25,7 @@ from voicechat_core.model import Networks, char_table
 from voicechat_core.nn.char_table import CharTable
 from voicechat_core.quantization import Quantization
 from voicechat_core.shards import INDEX
+from voicechat_core.synthetic import published
 from voicechat_core.tokenizer import Tokenizer
 from voicechat_core.weights import SHARD_BYTES, assign, read_tensors, write_tensors
 

@@ -6,11 +6,9 @@ Two vocabularies are fixed here by their sizes only; their contents follow from 
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
-
 from voicechat_core.config import VoiceChatConfig
 
-__all__ = ["PATTERN", "RNNT_VOCABULARY", "SPEAKER", "TEXT_VOCABULARY", "published", "small_config"]
+__all__ = ["PATTERN", "RNNT_VOCABULARY", "SPEAKER", "TEXT_VOCABULARY", "small_config"]
 
 TEXT_VOCABULARY = 640
 RNNT_VOCABULARY = 128
@@ -74,13 +72,3 @@ def small_config(rnnt_pieces: Sequence[str] | None = None) -> VoiceChatConfig:
             "speaker": SPEAKER,
         }
     )  # fmt: skip
-
-
-def published(config: VoiceChatConfig) -> dict[str, Any]:
-    """config.json in the published spelling: attention contexts are a list of choices."""
-    data: dict[str, Any] = msgspec.to_builtins(config)
-    encoder = data["audio_config"]["encoder"]
-    encoder["att_context_size"] = [list(encoder["att_context_size"])]
-    data["architectures"] = ["NemotronVoiceChatForConditionalGeneration"]
-    data["text_config"]["num_hidden_layers"] = config.text_config.num_hidden_layers
-    return data

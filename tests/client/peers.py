@@ -97,6 +97,15 @@ class Raw(Peer):
         while await self._more():
             pass
 
+    async def goodbye(self) -> bytes:
+        """What the client's close frame holds; it is answered, and the client has hung up."""
+        held = b""
+        while (found := await self.next()) is not None:
+            if found[0] == CLOSE:
+                held = found[1]
+                await self.write(frame(CLOSE, held, masked=False))
+        return held
+
     async def hear(self) -> dict[str, Any]:
         found = await self.next()
         assert found is not None

@@ -32,7 +32,7 @@ from tests.client.peers import (
     silence,
     text_event,
 )
-from tests.server.frames import CLOSE, frame
+from tests.server.frames import CLOSE, TEXT, frame
 from voicechat_client import (
     ClientError,
     ClientLimits,
@@ -42,6 +42,8 @@ from voicechat_client import (
     NotVoiceChatError,
     connect,
 )
+from voicechat_client.address import parse
+from voicechat_client.link import open_link
 from voicechat_core import wire
 from voicechat_core.errors import InputError
 
@@ -230,6 +232,30 @@ def test_after_the_block_nothing_works_and_nothing_hangs() -> None:
     run(main)
 
 
+def test_the_goodbye_reaches_a_server_that_writes_before_it_reads() -> None:
+    """What nobody takes any more must not hold it up: our message and its messages would wait for each other."""
+    code: list[bytes] = []
+    many = frame(TEXT, json.dumps(text_event(0)), masked=False) * 100_000  # more than sockets hold
+
+    async def script(raw: Raw) -> None:
+        await raw.begin()
+        await raw.write(many)
+        code.append(await raw.goodbye())
+
+    async def main() -> None:
+        async with scripted(script) as place, trio.open_nursery() as nursery:
+            link = await open_link(nursery, parse(place))
+            await link.send('{"type": "session.update"}')
+            with trio.move_on_after(0.2):  # until one stands before the server
+                while True:
+                    await link.send("x" * 1_000_000)
+            await link.close()
+            await nap()
+
+    run(main)
+    assert code == [struct.pack("!H", 1000)]
+
+
 # ---- cancellation
 
 
@@ -240,10 +266,7 @@ def test_a_block_that_is_cancelled_says_goodbye() -> None:
     async def script(raw: Raw) -> None:
         await raw.begin()
         await trio.sleep(0.3)
-        while (found := await raw.next()) is not None:
-            if found[0] == CLOSE:
-                code.append(found[1])
-                await raw.write(frame(CLOSE, found[1], masked=False))
+        code.append(await raw.goodbye())
 
     async def main() -> None:
         async with scripted(script) as place:

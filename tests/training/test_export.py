@@ -6,7 +6,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from training.export import FILES, dense, export
+from training.export import dense, export
 from training.initial import initialise
 from training.small import small_config
 from voicechat_core import load
@@ -62,7 +62,7 @@ def test_packed_in_a_file_for_each_part(parts: list[Path], tmp_path: Path) -> No
     size = export(parts, target)
     weights = sorted(file.name for file in target.glob("*.safetensors"))
     assert weights == [f"model-0000{i}-of-00003.safetensors" for i in (1, 2, 3)]
-    for file, prefix in zip(weights, FILES, strict=True):
+    for file, prefix in zip(weights, PARTS, strict=True):
         names = list(mx.load(str(target / file)))
         assert names
         assert all(name.startswith(prefix) for name in names)

@@ -11,10 +11,11 @@ from training import bank
 from training.initial import initialise
 from training.listening import evaluate, free_run, train
 from training.listening.augment import _echoed, hide_parts, in_a_room
-from training.listening.evaluate import edits, read_part
+from training.listening.evaluate import read_part
 from training.listening.losses import losses
 from training.listening.network import Dropout
 from training.listening.timeline import PAD
+from training.recogniser import edits
 from training.small import small_config
 from voicechat_core import duplex
 from voicechat_core.model import Networks, SttModel

@@ -21,6 +21,7 @@ from training import domain
 from training.listening.free_run import Said, converse, hear, transcribe
 from training.listening.recordings import Question, Questions, read_questions
 from training.listening.timeline import BOS, CALL, CALL_END, EOS, PAD, SAMPLES, prompt_ids, token_ids
+from training.recogniser import edits
 from training.small import small_config
 from training.vocabulary import rnnt_pieces, text_tokenizer
 from voicechat_core.config import VoiceChatConfig
@@ -29,7 +30,7 @@ from voicechat_core.nn.layout import checkpoint_axes, to_memory
 from voicechat_core.tokenizer import RnntVocabulary
 from voicechat_core.weights import named_parameters
 
-__all__ = ["FULL", "QUICK", "SMALL", "Scale", "edits", "evaluate", "read_part", "summary"]
+__all__ = ["FULL", "QUICK", "SMALL", "Scale", "evaluate", "read_part", "summary"]
 
 Sound = NDArray[np.float32]
 
@@ -69,16 +70,6 @@ class Asked:
     def response(self) -> list[int]:
         """The tool's response as ids; none without a tool."""
         return token_ids(self.turn.tool[1]) if self.turn.tool else []
-
-
-def edits(heard: Sequence[str], said: Sequence[str]) -> int:
-    """Insertions, deletions and replacements between two lists of words (Levenshtein)."""
-    row = list(range(len(said) + 1))
-    for i, word in enumerate(heard, 1):
-        corner, row[0] = row[0], i
-        for j, other in enumerate(said, 1):
-            corner, row[j] = row[j], min(row[j] + 1, row[j - 1] + 1, corner + (word != other))
-    return row[-1]
 
 
 class Judge:

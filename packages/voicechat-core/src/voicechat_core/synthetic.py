@@ -22,7 +22,7 @@ from voicechat_core.synthetic_weights import random_networks
 from voicechat_core.tokenizer import Tokenizer
 from voicechat_core.weights import SHARD_BYTES, write_tensors
 
-__all__ = ["PRESETS", "preset_config", "synthesize"]
+__all__ = ["PRESETS", "preset_config", "published", "synthesize"]
 
 
 def _sizes(
@@ -171,13 +171,13 @@ def _write(directory: Path, config: VoiceChatConfig, seed: int, dtype: str, shar
     write_tokenizer(directory)
     tokenizer = Tokenizer.from_directory(directory, config.text_config.vocab_size)
     networks = random_networks(config, char_table(config, tokenizer), seed)
-    text = json.dumps(_published(config), indent=1, ensure_ascii=False)
+    text = json.dumps(published(config), indent=1, ensure_ascii=False)
     (directory / "config.json").write_text(text, encoding="utf-8")
     write_tensors(directory, stored_as(checkpoint_tensors(networks, config), dtype), shard_bytes)
     return sum(value.size for _, value in checkpoint_tensors(networks, config))
 
 
-def _published(config: VoiceChatConfig) -> dict[str, Any]:
+def published(config: VoiceChatConfig) -> dict[str, Any]:
     """The config in the published spelling: contexts are a list of choices."""
     data: dict[str, Any] = msgspec.to_builtins(config)
     encoder = data["audio_config"]["encoder"]
