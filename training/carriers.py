@@ -5,7 +5,7 @@ from functools import cache
 
 from training.domain import CITIES, DAYS, NAMES, SAID_WORDS, TINY_NAME, finite_turns, introduction
 
-__all__ = ["answer_words", "carriers"]
+__all__ = ["answer_words", "carriers", "lists"]
 
 
 def _words(text: str) -> list[str]:
@@ -49,3 +49,16 @@ def carriers(rounds: int = 5, seed: int = 0) -> list[str]:
             form = CARRIERS[(i + turn) % len(CARRIERS)]
             sentences.append(_upper(form.format(a=a, b=b, c=c, A=_upper(a))))
     return sentences
+
+
+def lists(count: int, seed: int = 0) -> list[str]:
+    """``count`` different sentences of two to five words in no order, so that each word is heard beside every other.
+
+    A third have commas between the words: pauses, as in counting.
+    """
+    rng, sentences = random.Random(f"lists {seed}"), dict[str, None]()
+    words = [word for word in answer_words() if word not in LETTERS]
+    while len(sentences) < count:
+        joint = rng.choice((" ", " ", ", "))
+        sentences.setdefault(_upper(joint.join(rng.sample(words, rng.choice((2, 3, 3, 4, 4, 5))))) + ".")
+    return list(sentences)

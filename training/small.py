@@ -17,6 +17,8 @@ SPEAKER = "Aria"  # the one voice's name in every published checkpoint; a tensor
 
 LATENT, CODEBOOK, QUANTIZERS = 64, 128, 31
 LANGUAGE_WIDTH, PERCEPTION_WIDTH, TRANSCRIPT_WIDTH = 128, 112, 96
+# A session may be far longer than the rows that are trained on, so no layer looks back farther than those are long.
+SPEECH_LAYERS, WINDOW = 7, 128
 SPEECH: dict[str, Any] = {
     "hidden_size": 160, "intermediate_size": 256, "num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 40,
 }  # fmt: skip
@@ -45,7 +47,8 @@ def _audio() -> dict[str, Any]:
 def _tts() -> dict[str, Any]:
     return {
         "guidance_scale": 0.2, "top_p": 0.95, "noise_scale": 0.001,
-        "num_hidden_layers": 7, "latent_size": LATENT, "codebook_size": CODEBOOK, "num_quantizers": QUANTIZERS,
+        "num_hidden_layers": SPEECH_LAYERS, "sliding_window": WINDOW, "sliding_window_pattern": SPEECH_LAYERS + 1,
+        "latent_size": LATENT, "codebook_size": CODEBOOK, "num_quantizers": QUANTIZERS,
         "character_encoder": SPEECH,
         "mog_head": {"intermediate_size": 256, "num_layers": 3, "low_rank": 16, "num_predictions": 64},
         **SPEECH,

@@ -2,8 +2,8 @@
 
 A part is a list of sentences in an order drawn at random, made in chunks by any number of processes. A chunk that is on
 the disk is not made again, so a run that was ended goes on; at its end, or with ``--pack``, what there is becomes a
-bank (``training.bank``): ``users_train`` (parts ``users``, ``rare``, ``kokoro``) and ``users_test`` (part ``test``) at
-16 kHz, ``assistant`` at 22,050 Hz.
+bank (``training.bank``): ``users_train`` (parts ``users``, ``rare``, ``varied``, ``kokoro``) and ``users_test`` (part
+``test``) at 16 kHz, ``assistant`` at 22,050 Hz.
 """
 
 import argparse
@@ -20,19 +20,19 @@ import soxr
 
 from training import bank, domain
 from training.bank import Pcm
-from training.carriers import carriers
+from training.carriers import carriers, lists
 
-__all__ = ["PARTS", "Sentence", "assistant", "kokoro", "rare", "test", "users"]
+__all__ = ["PARTS", "Sentence", "assistant", "kokoro", "rare", "test", "users", "varied"]
 
 USER_RATE, ANSWER_RATE = 16000, 22050
 CHUNK = 40  # sentences
-REPEATS, SEEDS, CARRIER_ROUNDS = 3000, 3, 5
+REPEATS, SEEDS, CARRIER_ROUNDS, LISTS = 8000, 4, 10, 8000
 HELD_REPEATS = 40
 ANSWER_RMS, ANSWER_PEAK = 0.09, 0.95
 FADE = 220  # samples, 10 ms
 ANSWER_FILE_BYTES = 15_500_000
-OPUS_BYTES = {"users": 19_000_000, "rare": 4_300_000, "kokoro": 5_000_000, "test": 6_000_000}
-OPUS_FILES = {"users": 4, "rare": 2, "kokoro": 1, "test": 1}
+OPUS_BYTES = {"users": 19_000_000, "rare": 4_300_000, "varied": 9_000_000, "kokoro": 5_000_000, "test": 6_000_000}
+OPUS_FILES = {"users": 4, "rare": 2, "varied": 2, "kokoro": 1, "test": 1}
 
 ESPEAK = (
     *(f"en-us+{name}" for name in ("m1", "m3", "m5", "m7", "f1", "f3", "f5", "Annie", "Andrea", "linda", "michael")),
@@ -46,6 +46,7 @@ TRAINED = {
     **{f"espeak:{name}": (60, 100, 25) for name in ESPEAK},
 }
 MIXTURE = {"kokoro:mixture": (480, 700, 320)}
+VARIED = {"heart:varied": (1300, 2300, 400)}
 # Kinds with so few questions that a draw from all would hear each by a few voices only; and how often each voice asks.
 RARE_KINDS = ("greet", "name", "count", "animal", "bye", "about", "stop", "time", "dice", "weather")
 RARELY = {"flite": 3, "heart": 3, "espeak": 1, "kokoro": 8}
@@ -103,6 +104,11 @@ def kokoro() -> list[Sentence]:
     return _asked(MIXTURE)
 
 
+def varied() -> list[Sentence]:
+    """Training questions by one voice made larger and smaller: as many speakers as sentences, at little cost."""
+    return _asked(VARIED)
+
+
 def rare() -> list[Sentence]:
     """The questions of which there are few, by every training voice."""
     sentences = []
@@ -128,23 +134,26 @@ def test() -> list[Sentence]:
 
 
 def assistant() -> list[Sentence]:
-    """Every finite answer three times, many repetitions, carriers of every word, and what is held out."""
+    """Every finite answer some times, repetitions, every word in carriers and in lists, and what is held out."""
     rng, repeated = random.Random("assistant"), dict[str, None]()
     while len(repeated) < REPEATS:
         repeated.setdefault(domain.repeat(rng).answer)
     held = domain.finite_answers(held=True)
-    carried = [text for text in carriers(CARRIER_ROUNDS) if text not in held]
-    answers = [(text, seed, kind) for text, kind in domain.finite_answers().items() for seed in range(SEEDS)]
-    answers += [(text, 0, "repeat") for text in repeated] + [(text, 0, "carrier") for text in carried]
-    trained = [Sentence(text, "heart:heart", seed, kind) for text, seed, kind in answers]
     unheard = [(turn.answer, "repeat") for turn in domain.held_out_repeats(HELD_REPEATS)] + list(held.items())
+    never = {text for text, _ in unheard}
+    free = {"carrier": carriers(CARRIER_ROUNDS), "list": lists(LISTS)}
+    answers = [(text, seed, kind) for text, kind in domain.finite_answers().items() for seed in range(SEEDS)]
+    answers += [(text, 0, "repeat") for text in repeated]
+    answers += [(text, 0, kind) for kind, texts in free.items() for text in texts if text not in never]
+    trained = [Sentence(text, "heart:heart", seed, kind) for text, seed, kind in answers]
     sentences = trained + [Sentence(text, "heart:heart", 0, kind, "held") for text, kind in unheard]
     random.Random("order").shuffle(sentences)
     return sentences
 
 
-PARTS = {"assistant": assistant, "users": users, "rare": rare, "kokoro": kokoro, "test": test}
-BANKS = {"assistant": ("assistant",), "users_train": ("users", "rare", "kokoro"), "users_test": ("test",)}  # of parts
+PARTS = {"assistant": assistant, "users": users, "rare": rare, "varied": varied, "kokoro": kokoro, "test": test}
+# Of parts.
+BANKS = {"assistant": ("assistant",), "users_train": ("users", "rare", "varied", "kokoro"), "users_test": ("test",)}
 
 
 def question(sentence: Sentence) -> Pcm:

@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from training import domain
-from training.carriers import LETTERS, answer_words, carriers
+from training.carriers import LETTERS, answer_words, carriers, lists
 from training.domain import Turn, finite_turns, held_out, repeat, sample, share, system_prompt, turns_of
 from training.unknown import UNKNOWN_ANSWER, questions
 
@@ -193,3 +193,17 @@ def test_unknown_questions_are_unknown() -> None:
     assert not known & set(asked)
     inside = {word for user in known for word in user.split()}
     assert sum(any(word in inside for word in user.split()[-1:]) for user in asked) > 40  # not told by odd words alone
+
+
+def test_lists_are_short_all_different_and_put_words_beside_each_other() -> None:
+    sentences = lists(3000)
+    assert len(set(sentences)) == 3000
+    assert lists(3000) == sentences
+    assert lists(100) == sentences[:100]
+    spoken = [sentence.removesuffix(".").replace(",", "").split() for sentence in sentences]
+    assert {len(words) for words in spoken} == {2, 3, 4, 5}
+    known = {word.lower() for word in answer_words()} - {word.lower() for word in LETTERS}
+    assert {word.lower() for words in spoken for word in words} == known
+    firsts, lasts = ({words[place].lower() for words in spoken} for place in (0, -1))
+    assert firsts == lasts == known
+    assert 0.25 < sum("," in sentence for sentence in sentences) / 3000 < 0.42

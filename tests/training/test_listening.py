@@ -182,8 +182,10 @@ def test_a_tools_response_is_written_once_behind_its_call() -> None:
     chosen = [[20, 12], [30, 21], [21, 12], [12, 12], [12, 20], [22, 21], [20, 12], [21, 12], [5, 5]]
     written = [server.forced(np.array(frame)).tolist() for frame in chosen]
     assert [row[0] for row in written] == [20, 30, 21, 7, 8, 22, 20, 21, 5]
-    # An end without a beginning is no call.
-    assert [row[1] for row in written] == [12, 21, 12, 12, 20, 21, 9, 12, 5]
+    # An end without a beginning is no call. The second recording's tool takes a frame.
+    assert [row[1] for row in written] == [12, 21, 12, 12, 20, 21, 12, 9, 5]
+    nobody = free_run._Server([[]] * 4)
+    assert [nobody.forced(np.full(4, token))[3] for token in (20, 21, 7)] == [20, 21, 7]
 
 
 def test_a_room_changes_level_and_adds_noise() -> None:

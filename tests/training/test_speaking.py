@@ -121,8 +121,16 @@ def test_slots_follow_the_weights() -> None:
 
 
 def test_fixed_forms_have_their_share_and_rare_words_come_first() -> None:
-    texts = ["One plus two is three.", "One plus one is two.", "Okay.", "Blue.", "Blue green.", "It is a dragon."]
-    kinds = ["plus", "plus", "stop", "repeat", "repeat", "carrier"]
+    texts = [
+        "One plus two is three.",
+        "One plus one is two.",
+        "Okay.",
+        "Blue.",
+        "Blue green.",
+        "It is a dragon.",
+        "Ben, tiny.",
+    ]
+    kinds = ["plus", "plus", "stop", "repeat", "repeat", "carrier", "list"]
     weights = presented(texts, kinds, shares_of(kinds, texts))
     assert weights.sum() == pytest.approx(1)
     assert weights[:3].sum() == pytest.approx(FIXED_SHARE)
@@ -642,7 +650,7 @@ def test_the_smoke_run_goes_on_and_exports(tmp_path: Path) -> None:
     train.main(["--smoke", "--steps", "2", "--out", str(tmp_path)])
     train.main(["--smoke", "--steps", "3", "--out", str(tmp_path), "--resume"])
     lines = (tmp_path / "log.jsonl").read_text().splitlines()
-    assert [line for line in lines if '"held_first"' in line and '"step": 3' in line]
+    assert [line for line in lines if '"held_fixed_first"' in line and '"step": 3' in line]
     config = train.small_config()
     setting = Setting.build(config, train._few(train.smoke_sentences(config)), seed=9)
     different = np.array(setting.tts.embed_code.weight)
@@ -676,7 +684,7 @@ def test_stages_begin_paced_and_end_dense() -> None:
     assert all(len(shares) == len(VARIANTS) and sum(shares) == pytest.approx(1) for _, shares in STAGES)
     dense = [shares[0] for _, shares in STAGES]
     assert dense == sorted(dense)
-    assert dense[-1] > 0.9
+    assert dense[-1] > 0.8
 
 
 def test_a_row_of_paced_text_has_the_same_tokens_with_pads_between(setting: Setting) -> None:

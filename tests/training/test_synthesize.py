@@ -68,9 +68,9 @@ def test_the_answers() -> None:
     assert not {s.text for s in trained} & {s.text for s in held}
     assert Counter(s.kind == "repeat" for s in held) == {True: 40, False: 20}
     repeated = [s.text for s in trained if s.kind == "repeat"]
-    assert len(repeated) == len(set(repeated)) == 3000
-    seeds = Counter(s.text for s in trained if s.kind not in ("repeat", "carrier"))
-    assert set(seeds.values()) == {3}
+    assert len(repeated) == len(set(repeated)) == 8000
+    seeds = Counter(s.text for s in trained if s.kind not in ("repeat", "carrier", "list"))
+    assert set(seeds.values()) == {4}
     assert seeds.keys() == domain.finite_answers().keys()
     assert not any(domain.held_out(domain.Turn("", s.text, None, s.kind)) for s in trained if s.kind != "unknown")
 

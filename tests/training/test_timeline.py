@@ -34,16 +34,26 @@ def windows(shape: Shape, count: int, seed: int = 0) -> list[Window]:
 
 def whole_length(answer: str) -> int:
     """Frames from BOS to EOS of an answer that nobody interrupts."""
-    return max(3 + DURATIONS(answer), len(timeline.token_ids(answer)) + 1)
+    return max(5 + DURATIONS(answer), len(timeline.token_ids(answer)) + 1)
 
 
 def read(ids: list[int]) -> str:
     return text_tokenizer().decode([i for i in ids if i != PAD], skip_special_tokens=False)
 
 
+def test_a_tool_may_take_a_while() -> None:
+    """What stands between call and response is neither the model's choice nor learned."""
+    window = Window(12)
+    assert window.call(1, [30, 31], [40, 41], wait=3) == 11
+    assert window.function == [PAD, CALL, 30, 31, CALL_END, PAD, PAD, PAD, 40, 41, RESPONSE_END, PAD]
+    assert window.function_weight[5:10] == [0] * 5
+    assert window.function_weight[4] == window.function_weight[10] == timeline.CALLING_WEIGHT
+
+
 def test_a_reply_stands_where_it_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
     """A tool's turn, frame by frame."""
     monkeypatch.setattr(timeline, "REPLY_AFTER", (5,))
+    monkeypatch.setattr(timeline, "TOOL_TAKES", (0,))
     script, window = Script(questions(), DURATIONS, random.Random(0)), Window(90)
     turn = next(t for t in domain.turns_of("roll a dice") if t.answer == "You rolled a six.")
     speech = Speech(0, 12800, 1.0, 0)  # ten frames
@@ -63,7 +73,7 @@ def test_a_reply_stands_where_it_is_served(monkeypatch: pytest.MonkeyPatch) -> N
     assert begun == starts + len(expected)
     ids = timeline.token_ids("You rolled a six.")
     assert window.text[begun : begun + 1 + len(ids)] == [BOS, *ids]
-    assert ends == begun + 2 + 15 + 1
+    assert ends == begun + 2 + 15 + 3
     assert window.text[ends] == EOS
     assert sum(i != PAD for i in window.text) == len(ids) + 2
     assert window.text_weight[begun] == 3.0
@@ -76,7 +86,7 @@ def test_an_answer_longer_in_ids_than_in_frames_is_not_cut() -> None:
     window = Window(20)
     assert window.say(0, [30, 31, 32, 33, 34], 1) == 6
     assert window.text[:8] == [BOS, 30, 31, 32, 33, 34, EOS, PAD]
-    assert window.say(17, [40, 41], 30) == 50
+    assert window.say(17, [40, 41], 30) == 52
     assert window.text[17:] == [BOS, 40, 41]
     assert len(window.text) == len(window.text_weight) == 20
 

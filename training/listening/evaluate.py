@@ -34,7 +34,7 @@ __all__ = ["FULL", "QUICK", "SMALL", "Scale", "evaluate", "read_part", "summary"
 
 Sound = NDArray[np.float32]
 
-LEAD, BEHIND = 4, 58  # frames before a question, and behind it for the reply
+LEAD, BEHIND = 4, 68  # frames before a question, and behind it for the reply
 FLOOR = 3e-4  # white noise under the questions
 NAMES_TRIED = ("Emma", "Oscar", "Laura", "Ben")
 LONG_ANSWERS = ("name", "count", "about", "greet", "unknown")

@@ -100,8 +100,11 @@ def _inputs(stt: SttModel, config: VoiceChatConfig, audio: mx.array, text: mx.ar
     return audio + stt.embed_tokens(text) + config.function_channel_weight * stt.embed_tokens(function)
 
 
+SLOWEST = 9  # frames that a tool takes at most; each recording's another
+
+
 class _Server:
-    """The function channel's other side: behind the end of a call it writes the response, an id a frame, once."""
+    """The function channel's other side: a while behind the end of a call it writes the response, once, id by id."""
 
     def __init__(self, responses: Sequence[Sequence[int]]) -> None:
         self._ready: list[list[int]] = [list(ids) for ids in responses]
@@ -118,5 +121,7 @@ class _Server:
                 self._calling[row] = True
             elif token == CALL_END and self._calling[row]:
                 self._calling[row] = False
-                self._writing[row], self._ready[row] = self._ready[row], []
+                if self._ready[row]:
+                    self._writing[row] = [PAD] * (row % (SLOWEST + 1)) + self._ready[row]
+                self._ready[row] = []
         return result

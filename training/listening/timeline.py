@@ -24,7 +24,9 @@ PAD, BOS, EOS, CALL, CALL_END, RESPONSE_END = 12, 1, 2, 20, 21, 22
 SAMPLES = 1280  # of a frame
 REPLY_AFTER = (5, 5, 5, 5, 5, 5, 6, 6, 6, 7)  # frames of silence before a reply: 5, seldom late
 STOP_AFTER = (3, 3, 4, 4, 4, 4, 4, 5, 5, 6)  # frames of a new question before EOS: 4 from what it knew at 4
-DELAY, BEHIND = 2, 1  # frames from BOS to speech, and from its last frame to EOS
+DELAY = 2  # frames from BOS to speech
+BEHIND = 3  # from its last frame to EOS: what is drawn may take longer than the recording did
+TOOL_TAKES = (0, 0, 0, 1, 2, 3, 5, 8, 13)  # frames from a call to its response
 HESITATION = (2, 3, 4)  # frames of a pause inside of a question: less than any reply waits
 ROOM = 14  # frames that a question needs behind its end: no label of it may fall out of the window
 SPEEDS = (0.88, 1.13)
@@ -35,7 +37,7 @@ CALL_WEIGHT, CALLING_WEIGHT, IDLE_WEIGHT = 1.5, 1.0, 0.15
 # Where nobody answers a call the model goes on by itself: a little learned, so that what it then reads makes sense.
 RESPONSE_WEIGHT = 0.2
 
-HESITATES, INTERRUPTS, QUIET, ASKS_NAME = 0.15, 0.15, 0.05, 0.15
+HESITATES, INTERRUPTS, QUIET, ASKS_NAME = 0.15, 0.15, 0.05, 0.4
 
 
 class Speech(NamedTuple):
@@ -113,13 +115,17 @@ class Window:
         self._write(self.text_weight, at, weights)
         return end
 
-    def call(self, at: int, call: Sequence[int], response: Sequence[int]) -> int:
-        """A call and its response on the function channel; the frame after them."""
-        calls = [CALL, *call, CALL_END]
-        self._write(self.function, at, [*calls, *response, RESPONSE_END])
-        calling, answered = [CALLING_WEIGHT] * (len(calls) - 1), [RESPONSE_WEIGHT] * len(response)
-        self._write(self.function_weight, at, [CALL_WEIGHT, *calling, *answered, CALLING_WEIGHT])
-        return at + len(calls) + len(response) + 1
+    def call(self, at: int, call: Sequence[int], response: Sequence[int], wait: int = 0) -> int:
+        """A call and, ``wait`` frames behind it, its response on the function channel; the frame after them.
+
+        What stands there until the response has come is not the model's choice, and nothing to learn.
+        """
+        calls, answer = [CALL, *call, CALL_END], [*[PAD] * wait, *response]
+        self._write(self.function, at, [*calls, *answer, RESPONSE_END])
+        answered = [0.0] * len(answer) if wait else [RESPONSE_WEIGHT] * len(answer)
+        weights = [CALL_WEIGHT, *[CALLING_WEIGHT] * (len(calls) - 1), *answered, CALLING_WEIGHT]
+        self._write(self.function_weight, at, weights)
+        return at + len(weights)
 
     def stop(self, at: int, end: int) -> None:
         """The answer that would have ended at ``end`` ends at ``at``."""
@@ -197,7 +203,8 @@ class Script:
             at = window.hear(at, part) + self._rng.choice(HESITATION)
         at = window.hear(at, parts[-1]) + self._rng.choice(REPLY_AFTER)
         if turn.tool:
-            at = window.call(at, *map(token_ids, turn.tool))
+            call, response = map(token_ids, turn.tool)
+            at = window.call(at, call, response, self._rng.choice(TOOL_TAKES))
         return at, window.say(at, token_ids(turn.answer), self._durations(turn.answer))
 
     def asked(self, name: str, kind: str | None = None) -> Answered:

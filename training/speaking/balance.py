@@ -2,8 +2,8 @@
 
 What fails first in training is what is heard seldom and in few places: names, numbers at the end, rare words. But what
 is finite is learned by heart, from its first word and the sound so far, and teaches nobody to read: with 60 % of it the
-network never learned to say a second word from its text. So free combinations, repeats and carrier sentences, have the
-larger part, and within a kind the sentences with rare words come first.
+network never learned to say a second word from its text. So free combinations (repeats, lists, carrier sentences) have
+the larger part, and within a kind the sentences with rare words come first.
 """
 
 import re
@@ -17,8 +17,9 @@ from training import domain
 
 __all__ = ["FIXED_SHARE", "REPEAT", "presented", "shares_of"]
 
-FIXED_SHARE, REPEAT_SHARE = 0.35, 0.45  # the rest are carrier sentences
-CARRIER, REPEAT = "carrier", "repeat"
+FIXED_SHARE = 0.35
+FREE_SHARES = {"repeat": 0.25, "list": 0.25, "carrier": 0.15}
+REPEAT = "repeat"
 RAREST = 8.0  # how much more often than the commonest a rare word's sentence may be drawn
 
 
@@ -30,10 +31,10 @@ def words(text: str) -> list[str]:
 def shares_of(kinds: Sequence[str], texts: Sequence[str]) -> dict[str, float]:
     """Each kind's share of what is presented. Among fixed forms it grows with the root of answers times asking."""
     answers = {kind: len({t for t, k in zip(texts, kinds, strict=True) if k == kind}) for kind in set(kinds)}
-    fixed = {k: (n * domain.WEIGHTS[k]) ** 0.5 for k, n in answers.items() if k not in (REPEAT, CARRIER)}
+    fixed = {k: (n * domain.WEIGHTS[k]) ** 0.5 for k, n in answers.items() if k not in FREE_SHARES}
     total = sum(fixed.values())
     shares = {kind: FIXED_SHARE * value / total for kind, value in sorted(fixed.items())}
-    return shares | {REPEAT: REPEAT_SHARE, CARRIER: 1 - FIXED_SHARE - REPEAT_SHARE}
+    return shares | FREE_SHARES
 
 
 def presented(texts: Sequence[str], kinds: Sequence[str], shares: dict[str, float]) -> NDArray[np.float64]:

@@ -12,6 +12,11 @@ call before that, and ``--resume`` goes on.
 trains nothing: it says how long a step takes in each way of computing it.
 """
 
+import os
+
+# A gradient need not be exact: products in TF32, which importing the networks would turn off.
+os.environ.setdefault("MLX_ENABLE_TF32", "1")
+
 import argparse
 import time
 from collections.abc import Callable, Iterator
@@ -23,6 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from training import domain
+from training.domain import WEIGHTS
 from training.loop import Budget, Every, Log, Trainer
 from training.small import small_config
 from training.speaking.balance import REPEAT
@@ -102,14 +108,15 @@ def make_trainer(setting: Setting, shapes: Shapes, way: Way, seed: int = 0, peak
 
 
 def _choose(setting: Setting, count: int) -> dict[str, NDArray[np.int64]]:
-    """The sentences that are evaluated: held-out ones, and as many trained ones, repeats apart from all others.
+    """The sentences that are evaluated: held-out and trained ones, repeats apart from answers of fixed form.
 
     Repeats show whether text is read at all: what is finite can be known by heart.
     """
-    known, is_repeat = setting.sentences.trained(), np.array(setting.sentences.kinds) == REPEAT
-    chosen = {"held": np.flatnonzero(setting.sentences.held)}
-    chosen |= {"repeat": known[is_repeat[known]], "fixed": known[~is_repeat[known]]}
-    return {n: some[:: max(1, len(some) // count)][:count] for n, some in chosen.items() if some.size}
+    held, is_repeat = setting.sentences.held, np.array(setting.sentences.kinds) == REPEAT
+    chosen = {"held_repeat": held & is_repeat, "held_fixed": held & ~is_repeat}
+    chosen |= {"repeat": ~held & is_repeat, "fixed": ~held & ~is_repeat & np.isin(setting.sentences.kinds, [*WEIGHTS])}
+    found = {name: np.flatnonzero(some) for name, some in chosen.items()}
+    return {n: some[:: max(1, len(some) // count)][:count] for n, some in found.items() if some.size}
 
 
 def _evaluate(setting: Setting, trainer: Trainer, log: Log, count: int) -> None:
@@ -231,7 +238,8 @@ def main(arguments: list[str] | None = None) -> None:
         steps=steps, end=end, resume=options.resume, seed=options.seed, peak=options.peak,
         evaluated=2 if options.smoke else EVALUATED,
     )  # fmt: skip
-    speak(setting, trainer, options.out, *((1, 1, 0) if options.smoke else ()))
+    if end is None or time.monotonic() < end:  # else the training goes on in another call
+        speak(setting, trainer, options.out, *((1, 1, 0) if options.smoke else ()))
     return None
 
 

@@ -1,5 +1,6 @@
 """The voice of the answers: "heart" of hibari-tts, in the package itself; it also asks, at other paces."""
 
+import math
 import random
 from functools import cache
 from typing import Any
@@ -28,7 +29,15 @@ def phonemes(text: str) -> str:
     return " ".join(_hibari().phonemize(text))
 
 
+VARIED = 0.3  # of the voice's pitch and of its vocal tract's length, up or down, as a logarithm
+
+
 def speak(name: str, text: str, rng: random.Random) -> tuple[Samples, int]:
-    """A question at 0.8 to 1.2 of its pace, sometimes in the tone of a statement. ``name`` is ``heart``."""
+    """A question at 0.8 to 1.2 of its pace, sometimes in the tone of a statement.
+
+    ``name`` is ``heart``, or ``varied``: another speaker each time, larger or smaller, by sounding at another rate.
+    """
     said = text + rng.choice((".", "?", ""))
-    return np.asarray(_hibari()(said, seed=rng.randrange(1000), speed=rng.uniform(0.8, 1.2)), np.float64), RATE
+    seed, pace = rng.randrange(1000), rng.uniform(0.8, 1.2)
+    higher = math.exp(rng.uniform(-VARIED, VARIED)) if name == "varied" else 1.0
+    return np.asarray(_hibari()(said, seed=seed, speed=pace / higher), np.float64), round(RATE * higher)
