@@ -1,7 +1,8 @@
 """The trained parts as one checkpoint in the published layout: ``python -m training.export --help``.
 
 Each training leaves a safetensors file with its networks' tensors under the checkpoint's own names and axes. Together
-they must fill the model: what is missing, left over or of another shape is refused by the loader's own checks.
+they must fill the model: what is missing, left over or of another shape is refused by the loader's own checks. Licence
+and notices go with them, as they lie beside the checkpoint of the package; its model card is written by hand.
 """
 
 import argparse
@@ -16,6 +17,7 @@ import mlx.core as mx
 
 from training.small import TEXT_VOCABULARY, small_config
 from training.vocabulary import rnnt_pieces, write_tokenizer
+from voicechat_core.builtin import FOLDER, SMALL
 from voicechat_core.checkpoint import checkpoint_tensors
 from voicechat_core.config import VoiceChatConfig
 from voicechat_core.convert import convert
@@ -36,6 +38,7 @@ HALF = ("tts_model.audio_codec.", "tts_model.tts_model.rvq_embs")
 WIDE = (".A_log", ".dt_bias", "tts_model.audio_prompt_latents.Aria")  # few numbers, and exponents of exponents
 FILES = ("tts_model.audio_codec.", "stt_model.", "tts_model.")  # the first that fits has a tensor
 SHARD = "model-{:05d}-of-{:05d}.safetensors"
+NOTICES = ("LICENSE", "NOTICE")  # the NOTICE is hibari's, whose voice the answers have
 # As the published 8-bit build: the language model with its table and heads. Groups of 64 divide all its widths.
 PACKED = Quantization(group_size=64, bits=8)
 
@@ -68,6 +71,8 @@ def export(parts: list[Path], target: Path, *, packed: bool = True) -> int:
         if packed:
             whole, source = Path(scratch) / "packed", whole
             convert(source, whole, PACKED)
+        for name in NOTICES:
+            shutil.copyfile(FOLDER / SMALL / name, directory / name)
         return _in_files(whole, directory)
 
 
@@ -140,7 +145,7 @@ def main() -> None:
     parser.add_argument("--dense", action="store_true", help="keep the language model in 16 bits")
     options = parser.parse_args()
     size = export(options.parts, options.out, packed=not options.dense)
-    print(f"{options.out}: {size / 1e6:.2f} MB of weights")
+    print(f"{options.out}: {size / 1e6:.2f} MB of weights, {' and '.join(NOTICES)}; no model card (README.md)")
 
 
 if __name__ == "__main__":

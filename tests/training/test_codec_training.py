@@ -20,13 +20,14 @@ from training.codec.quantizer import Quantizer
 from training.codec.rehearsal import agree, on_cpu
 from training.codec.steps import JUDGED, PLAIN, QUANTIZED, Coding, Sizes, draw, starting_codec
 from training.loop import Budget, Log
+from training.small import small_config
 from voicechat_core.config import CodecConfig
 from voicechat_core.nn.codec import Codec
 from voicechat_core.nn.stft import overlap_add as served_overlap_add
 
 TINY = CodecConfig(base_channels=4, blocks_per_stage=1, latent_dim=6, num_quantizers=4, codebook_size=8)
 FRAME, RATE = TINY.frame_samples, TINY.sample_rate
-SIZES = Sizes(2, 4, (1, 4))
+SIZES = Sizes(2, 4, (1, 4), first=50)
 
 
 @pytest.fixture(autouse=True)
@@ -366,11 +367,10 @@ def test_draw_takes_from_the_tape_at_some_loudness() -> None:
 
 @pytest.fixture
 def _short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two resolutions, two judges and few latents for k-means: seconds, not a minute."""
+    """Two resolutions and two judges: seconds, not a minute."""
     monkeypatch.setattr(discriminators, "SPECTRA", ((256, 64),))
     monkeypatch.setattr(discriminators, "PERIODS", (3,))
     monkeypatch.setattr(losses, "RESOLUTIONS", ((64, 16, 10), (256, 64, 40)))
-    monkeypatch.setattr(train, "FIRST_LATENTS", 50)
 
 
 def tape() -> mx.array:
@@ -497,6 +497,8 @@ def test_batches_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("_short")
 def test_the_command_with_smoke(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert train._smoke_sizes()[0] == small_config().codec_config  # the other trainings go on with what it leaves
+    monkeypatch.setattr(train, "_smoke_sizes", lambda: (TINY, Sizes(2, 5, (2, 5), first=50), 4))
     monkeypatch.setattr(sys, "argv", ["train", "--smoke", "--out", str(tmp_path)])
     train.main()
     figures = json.loads((tmp_path / "codec.json").read_text())

@@ -11,6 +11,7 @@ from training.initial import initialise
 from training.small import small_config
 from voicechat_core import load
 from voicechat_core.errors import CheckpointError
+from voicechat_core.hub import locate
 from voicechat_core.inspection import inspect
 from voicechat_core.model import Networks
 from voicechat_core.nn.layout import checkpoint_axes, to_checkpoint
@@ -70,6 +71,8 @@ def test_packed_in_a_file_for_each_part(parts: list[Path], tmp_path: Path) -> No
     assert "stt_model.lm_head.scales" in read_tensors(target)
     assert "tts_model.tts_model.mog_head.proj_mus.scales" not in read_tensors(target)
     assert inspect(target).passed
+    for name in ("LICENSE", "NOTICE"):
+        assert (target / name).read_bytes() == (locate("voicechat-small") / name).read_bytes()
     assert load(target).generate(np.zeros(2560, np.float32)).frames == 2
 
 

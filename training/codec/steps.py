@@ -37,11 +37,15 @@ JUDGING: dict[str, Any] = GENERATOR | {"peak": 5e-4}
 
 @dataclass(frozen=True)
 class Sizes:
-    """A batch: clips, frames of each, and the frames ``judged`` of them that the judges see."""
+    """A batch: clips, frames of each, and the frames ``judged`` of them that the judges see.
+
+    ``first`` is how many latents the codebooks are found from.
+    """
 
     clips: int = 32
     frames: int = 24
     judged: tuple[int, int] = (12, 20)
+    first: int = 12_000
 
     @property
     def latents(self) -> int:

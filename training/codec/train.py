@@ -35,10 +35,10 @@ __all__ = ["Run", "train"]
 # The progress at which each phase begins, at which columns are clamped, and at which dead entries are left alone.
 CODEBOOKS, JUDGES, CLAMP, LEAVE_DEAD = 0.22, 0.4, 0.6, 0.8
 REVIVE_STEPS = 50
-FIRST_LATENTS = 12_000  # that k-means sees
 SAVE_SECONDS = 60.0
 MEASURED, LOOKED_AT = 48, 8  # held-out sentences at the end, and every minute
 HALF_TOLERANCE = 0.1  # of the judges in bfloat16
+SMOKE_LATENTS = 60  # fewer than a codebook has entries
 
 
 def phase_at(progress: float) -> str:
@@ -83,7 +83,7 @@ class Run:
         samples = self.sizes.frames * self.coding.config.frame_samples
         width = self.coding.config.latent_dim
         latents: list[mx.array] = []
-        while sum(part.shape[0] for part in latents) < FIRST_LATENTS:
+        while sum(part.shape[0] for part in latents) < self.sizes.first:
             latents.append(self.coding.network.encode(draw(tape, self.sizes.clips, samples)).reshape(-1, width))
             mx.eval(latents)
         self.coding.quantizer.initialise(mx.concatenate(latents), self.sizes.latents)
@@ -211,9 +211,8 @@ def _finish(run: Run, tape: mx.array, held: audio.Clips, options: argparse.Names
 
 
 def _smoke_sizes() -> tuple[CodecConfig, Sizes, int]:
-    """A tiny codec, a tiny batch, few channels of the judges."""
-    config = CodecConfig(base_channels=4, blocks_per_stage=1, latent_dim=8, num_quantizers=5, codebook_size=16)
-    return config, Sizes(2, 5, (2, 5)), 4
+    """The codec as it is, so that the other parts fit it, in a tiny batch and with few channels of the judges."""
+    return small_config().codec_config, Sizes(1, 6, (2, 6), first=SMOKE_LATENTS), 4
 
 
 def _options() -> argparse.Namespace:
@@ -224,7 +223,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--files", type=int, help="how many of the bank's files; all, if not given")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--resume", action="store_true", help="go on from DIR/state, if it is there")
-    parser.add_argument("--smoke", action="store_true", help="ten steps of a tiny codec, through every phase")
+    parser.add_argument("--smoke", action="store_true", help="ten steps of tiny batches, through every phase")
     return parser.parse_args()
 
 

