@@ -27,10 +27,10 @@ def group(name: str) -> list[str]:
     return nox.project.dependency_groups(PYPROJECT, name)
 
 
-def install_packages(session: nox.Session, *extra: str) -> None:
-    """Our three packages, editable, with MLX; and whatever else the session needs."""
+def install_packages(session: nox.Session, *extra: str, mlx: str = "mlx") -> None:
+    """Our three packages, editable, with MLX (``cuda``: that build of it); and whatever else the session needs."""
     paths = [f"./packages/{name}" for name in PACKAGES]
-    editable = [word for path in paths for word in ("-e", f"{path}[mlx]" if path.endswith("core") else path)]
+    editable = [word for path in paths for word in ("-e", f"{path}[{mlx}]" if path.endswith("core") else path)]
     session.install(*editable, *extra)
 
 
@@ -74,9 +74,9 @@ def send(session: nox.Session, recording: Path, checkpoint: str, *words: str) ->
 
 @nox.session
 def e2e(session: nox.Session) -> None:
-    """WAVs through a real server by the client's command: every pace, chunk, form of file and fault."""
+    """WAVs through a real server by the client's command: every pace, chunk, form of file and fault; a training."""
     install_packages(session, *group("test"))
-    session.run(*PYTEST, "tests/e2e", *session.posargs)
+    session.run(*PYTEST, "tests/e2e", "tests/training/test_make.py", *session.posargs)
 
 
 @nox.session
@@ -107,6 +107,26 @@ def demo(session: nox.Session) -> None:
     """A server with the small checkpoint answers a question by a voice that it never heard: response.wav."""
     install_packages(session)
     send(session, QUESTION, "voicechat-small", "--out", str(ROOT / "response.wav"))
+
+
+def install_training(session: nox.Session, mlx: str = "mlx") -> None:
+    """Voices and judge, each file by its hash, and our packages. Flite and eSpeak NG are the system's."""
+    session.install("--require-hashes", "-r", "training/requirements.txt")
+    install_packages(session, mlx=mlx)
+
+
+@nox.session
+def train(session: nox.Session) -> None:
+    """The small checkpoint from nothing but packages, on a GPU: ``-- STEP ...`` for some steps, ``-- --smoke``."""
+    install_training(session, mlx="cuda" if shutil.which("nvidia-smi") else "mlx")
+    session.run("python", "-m", "training.make", *session.posargs)
+
+
+@nox.session
+def evaluate(session: nox.Session) -> None:
+    """The table of the model card, of the checkpoint that comes with the core: ``-- --limit N`` for a short run."""
+    install_training(session)
+    session.run("python", "-m", "training.evaluate", *session.posargs)
 
 
 @nox.session

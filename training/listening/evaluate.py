@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from training import domain
 from training.listening.free_run import Said, converse, hear, transcribe
 from training.listening.recordings import Question, Questions, read_questions
+from training.listening.sampling import balanced
 from training.listening.timeline import BOS, CALL, CALL_END, EOS, PAD, SAMPLES, prompt_ids, token_ids
 from training.recogniser import edits
 from training.small import small_config
@@ -30,7 +31,20 @@ from voicechat_core.nn.layout import checkpoint_axes, to_memory
 from voicechat_core.tokenizer import RnntVocabulary
 from voicechat_core.weights import named_parameters
 
-__all__ = ["FULL", "QUICK", "SMALL", "Scale", "evaluate", "read_part", "summary"]
+__all__ = [
+    "BEHIND",
+    "FULL",
+    "LEAD",
+    "QUICK",
+    "SMALL",
+    "Asked",
+    "Judge",
+    "Scale",
+    "evaluate",
+    "measure",
+    "read_part",
+    "summary",
+]
 
 Sound = NDArray[np.float32]
 
@@ -81,7 +95,8 @@ class Judge:
         self._vocabulary = RnntVocabulary(rnnt_pieces())
         self._rng, self._noise = random.Random("evaluate"), np.random.default_rng(0)
         opened = [self._asked(question) for question in questions.items]
-        self.asked = [asked for asked in opened if asked is not None][: scale.questions]
+        known = [asked for asked in opened if asked is not None]
+        self.asked = balanced(known, scale.questions, lambda a: a.question.voice, lambda a: a.turn.kind)
 
     def _asked(self, question: Question) -> Asked | None:
         turns = domain.turns_of(question.text)
@@ -131,7 +146,11 @@ class Judge:
 
 def evaluate(stt: SttModel, config: VoiceChatConfig, folder: Path, scale: Scale = FULL) -> dict[str, Any]:
     """All figures, of the bank ``users_test``."""
-    judge = Judge(stt, config, read_questions(folder, "users_test"), scale)
+    return measure(Judge(stt, config, read_questions(folder, "users_test"), scale))
+
+
+def measure(judge: Judge) -> dict[str, Any]:
+    """All figures."""
     return {
         **_questions(judge),
         "names": _names(judge),
@@ -210,9 +229,11 @@ def _mean(rows: list[dict[str, Any]], key: str) -> float | None:
 
 def _names(judge: Judge) -> dict[str, Any]:
     """Who it says it is, under prompts that name it, and under one that does not."""
-    asked = [a for a in judge.asked if a.turn.kind == "name"] or judge.asked[:1]
+    asked = [a for a in judge.asked if a.turn.kind == "name"]
+    if not asked:
+        return {"tried": 0, "right": None, "right_without": None}
     frames = LEAD + max(a.frames for a in asked) + BEHIND
-    scenes, right, other = [judge.scene([(LEAD, a)], frames) for a in asked], 0, 0
+    scenes, right = [judge.scene([(LEAD, a)], frames) for a in asked], 0
     for name in NAMES_TRIED[: judge.scale.names]:
         _, said = judge.run(scenes, prompt=f"You are {name}. Be concise.")
         right += sum(judge.answer(row)[0] == domain.introduction(name) for row in said.text)
@@ -320,7 +341,7 @@ def _sessions(judge: Judge) -> dict[str, Any]:
     )
     half = scale.turns // 2
     return {
-        "turns": int(right.size), "right": _share(right.sum(), right.size),
+        "frames": LEAD + scale.turns * step, "turns": int(right.size), "right": _share(right.sum(), right.size),
         "right_late": _share(right[:, half:].sum(), right[:, half:].size),
     }  # fmt: skip
 
