@@ -53,10 +53,10 @@ def test_a_balanced_part_has_every_voice_and_kind_as_often() -> None:
 
 
 def test_all_of_them_keep_their_order() -> None:
-    items = ["b1", "a1", "b2"]
-    assert balanced(items, 3, lambda item: item[0], lambda item: item) == items
-    assert balanced(items, 9, lambda item: item[0], lambda item: item) == items
-    assert set(balanced(items, 2, lambda item: item[0], lambda item: item[0])) & {"a1"}
+    items = [f"{voice}{i}" for i in range(9) for voice in "bac"]
+    for count in (27, 99):
+        assert balanced(items, count, lambda item: item[0], lambda item: item[1]) == items
+    assert balanced(items, 26, lambda item: item[0], lambda item: item[1]) != items[:26]
 
 
 def test_a_limit_is_of_everything() -> None:
@@ -202,15 +202,18 @@ def test_the_codecs_best_is_what_is_served(small: VoiceChat) -> None:
 
 def test_both_the_original_and_the_coded_are_heard(small: VoiceChat) -> None:
     recordings = [replace(r, about={"text": "tiger dragon"}) for r in synthetic(2, 22050, seconds=0.3)]
-    heard: list[tuple[int, int]] = []
+    heard: list[np.ndarray[Any, Any]] = []
 
     def hears(samples: np.ndarray[Any, Any], rate: int) -> str:
-        heard.append((len(samples), rate))
+        assert rate == 22050
+        heard.append(samples)
         return "tiger dragon" if len(heard) <= 2 else "tiger wagon"
 
     found = ceiling.figures(small.model, recordings, hears)
-    assert [length for length, _ in heard[:2]] == [len(recording.pcm) for recording in recordings]
-    assert {rate for _, rate in heard} == {22050}
+    for samples, recording in zip(heard[:2], recordings, strict=True):
+        np.testing.assert_allclose(32768 * samples, recording.pcm)
+    for samples, recording in zip(heard[2:], recordings, strict=True):
+        assert len(samples) == (4 - (-len(recording.pcm) // FRAME) + 4) * FRAME
     assert (found["original"]["word_error"], found["coded"]["word_error"]) == (0.0, 0.5)
 
 
