@@ -22,7 +22,6 @@ from training.evaluation.table import markdown, rows
 from training.listening import evaluate as listening
 from training.listening.evaluate import Judge, Scale
 from training.listening.recordings import read_questions
-from training.listening.sampling import balanced
 from training.recogniser import Hears, Recogniser, Samples
 from training.vocabulary import rnnt_pieces, text_tokenizer
 from training.voices import lacking
@@ -64,12 +63,13 @@ def measure(voicechat: VoiceChat, data: Path, extent: Extent, hears: Hears | Non
     """All figures; without ``hears`` nothing of what only a recogniser can tell."""
     stt, config = voicechat.model.networks.stt_model, voicechat.model.config
     judge = Judge(stt, config, read_questions(data, QUESTIONS), extent.listening)
-    asked = balanced(judge.asked, extent.spoken, lambda a: a.question.voice, lambda a: a.turn.kind)
+    trained = {sentence.text for sentence in synthesize.assistant() if sentence.split == "train"}
+    asked = spoken.chosen(judge.asked, trained, extent.spoken)
     # Answered before anything is heard: a recogniser beside a session would slow it.
     replies = [spoken.ask(voicechat, judge, one) for one in _told("answered aloud", asked)]
     times = [timing for reply in replies for timing in reply.timings]
     figures = {
-        "spoken": spoken.figures(replies, hears, config.output_sample_rate),
+        "spoken": spoken.figures(replies, trained, hears, config.output_sample_rate),
         "speed": spoken.speed(times) | {"cores": os.cpu_count()},
     }
     if hears is not None:

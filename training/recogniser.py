@@ -9,6 +9,7 @@ import hashlib
 import importlib
 import importlib.resources
 import json
+import math
 import random
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -29,6 +30,8 @@ WEIGHTS_SHA256 = "d01c3014881c9c6f3133c182f3d2887eb6ca1c789a7538c5c007196857a0a6
 FOLDER = Path.home() / ".cache" / "whisper-base"  # where they are joined if nothing else is said
 RATE = 16000
 BEFORE, AFTER = 4000, 8000  # samples of silence around a clip: it misses words at the edges
+# Ids a second that it may write, four times what is spoken: now and then it says one word again for half a minute.
+MOST_IDS, LONGEST_SECONDS = 12, 30
 SAME_NAMES = {"sarah": "sara", "ana": "anna", "karla": "carla", "lora": "laura"}  # sound alike
 TENS = {2: "twenty", 3: "thirty", 4: "forty", 5: "fifty"}
 
@@ -106,6 +109,11 @@ class Score:
         }
 
 
+def most_ids(samples: int) -> int:
+    """How many ids it may write for a clip at its own rate; it takes longer ones in pieces of half a minute."""
+    return math.ceil(MOST_IDS * min(samples / RATE, LONGEST_SECONDS))
+
+
 class Recogniser:
     """Whisper base on the CPU; about a second a clip."""
 
@@ -127,6 +135,7 @@ class Recogniser:
             language="en",
             beam_size=1,
             temperature=0,
+            max_new_tokens=most_ids(len(clip)),
             condition_on_previous_text=False,
             without_timestamps=True,
         )

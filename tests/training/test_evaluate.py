@@ -136,6 +136,16 @@ def test_a_session_of_the_checkpoint_answers_as_generate_does(small: VoiceChat, 
     np.testing.assert_allclose(reply.samples, whole.audio[(begin - 2) * FRAME : (end + 3) * FRAME], atol=1e-4)
 
 
+def test_half_of_the_questions_have_new_answers_if_there_are_so_many() -> None:
+    known = {"Apple.", "Table."}
+    every = [asked(f"please say {word}", voice) for voice in "ab" for word in ("apple", "table", "river", "tiger")]
+    assert Counter(a.turn.answer in known for a in spoken.chosen(every, known, 4)) == {True: 2, False: 2}
+    assert {a.question.voice for a in spoken.chosen(every, known, 4)} == {"a", "b"}
+    few = [a for a in every if a.turn.answer in known or a.turn.answer == "River."]
+    assert Counter(a.turn.answer in known for a in spoken.chosen(few, known, 6)) == {True: 4, False: 2}
+    assert len(spoken.chosen(every, known, 1)) == 1
+
+
 def reply(question: str, text: str, transcript: str = "", voice: str = "v") -> Reply:
     samples = np.full(len(text), 0.1, np.float32)
     return Reply(asked(question, voice), transcript or question, text, samples, [])
@@ -160,19 +170,23 @@ def test_what_is_heard_counts_against_what_was_written_and_what_is_right() -> No
         listened.append(rate)
         return spoken_words[len(samples)]
 
-    found = spoken.figures(replies, hears, 22050)
+    found = spoken.figures(replies, {"Two plus two is five."}, hears, 22050)
     assert listened == [22050, 22050]  # not to silence
     assert (found["questions"], found["unanswered"]) == (3, 1)
     assert found["written_right"] == pytest.approx(1 / 3)
     assert found["transcript_word_error"] == pytest.approx(1 / 11)
     written, right = found["against_written"], found["against_right"]
     assert (written["sentences"], written["word_error"], written["exact"]) == (2, round(1 / 7, 4), 0.5)
+    assert {part: (found[part]["sentences"], found[part]["exact"]) for part in ("trained", "new")} == {
+        "trained": (1, 1.0),
+        "new": (1, 0.0),
+    }
     hello = len(domain.turns_of("hello")[0].answer.split())
     assert (right["sentences"], right["exact"]) == (3, 0.0)
     assert right["word_error"] == round((1 + hello + 1) / (5 + hello + 2), 4)
     assert {voice: score["word_error"] for voice, score in found["by_voice"].items()} == {"a": 0.0, "b": 0.5}
     assert set(found["by_kind"]) == {"plus", "repeat"}
-    assert "against_written" not in spoken.figures(replies, None, 22050)
+    assert "against_written" not in spoken.figures(replies, (), None, 22050)
 
 
 def test_speed_is_of_warm_frames() -> None:
@@ -257,6 +271,8 @@ def figures(**changes: Any) -> dict[str, Any]:
         "questions": 100, "transcript_word_error": 0.1, "written_right": 0.8, "unanswered": 0,
         "against_written": {"sentences": 100, "word_error": 0.12, "exact": 0.7},
         "against_right": {"sentences": 100, "word_error": 0.2, "exact": 0.6},
+        "trained": {"sentences": 60, "word_error": 0.05, "exact": 0.9},
+        "new": {"sentences": 40, "word_error": 0.3, "exact": 0.4},
     }  # fmt: skip
     codec = {"original": {"sentences": 60, "word_error": 0.02, "exact": 0.95},
              "coded": {"sentences": 60, "word_error": 0.041, "exact": 0.92}}  # fmt: skip
@@ -300,7 +316,9 @@ def test_the_table() -> None:
             "10.0 %; answers as written right in 80.0 %, none in 0",
         ),
         ("spoken answers, word error against what was written", "15 %", "12.0 %, exact 70.0 %"),
-        ("the same against the right answers", "", "20.0 %, exact 60.0 %"),
+        ("of these, 60 sentences that the training sets hold", "", "5.0 %, exact 90.0 %"),
+        ("of these, 40 that they do not", "", "30.0 %, exact 40.0 %"),
+        ("all against the right answers", "", "20.0 %, exact 60.0 %"),
         (
             "realtime factor, live (cpu, 2 cores)",
             "0.7 on two cores",
@@ -350,7 +368,7 @@ def test_what_is_short_of_its_target_says_so() -> None:
 def test_without_a_recogniser_its_rows_are_left_out() -> None:
     found = figures()
     del found["codec"]
-    for key in ("against_written", "against_right"):
+    for key in ("against_written", "against_right", "trained", "new"):
         del found["spoken"][key]
     kept = [row.what for row in rows(found)]
     assert len(kept) == 12

@@ -8,7 +8,7 @@ import pytest
 
 from training import bank, domain, synthesize
 from training.bank import Pcm
-from training.recogniser import Score, edits, heard_words
+from training.recogniser import Score, edits, heard_words, most_ids
 from training.synthesize import Sentence
 from training.voices import trimmed
 
@@ -189,3 +189,7 @@ def test_word_error() -> None:
         "exact": 0.5,
         "wrong": [("Tiny dragon.", "Tiny wagon now.")],
     }
+
+
+def test_a_recogniser_may_write_as_much_as_can_be_said() -> None:
+    assert [most_ids(16000 * seconds) for seconds in (1, 4, 30, 90)] == [12, 48, 360, 360]

@@ -5,7 +5,7 @@ answer themselves here, as they do where no server has any, so that any answer t
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from training import domain
 from training.listening.evaluate import BEHIND, LEAD, Asked, Judge
+from training.listening.sampling import balanced
 from training.listening.timeline import EOS
 from training.recogniser import Hears, Score, edits
 from voicechat_core.offline import GenerationResult
@@ -22,7 +23,7 @@ from voicechat_core.profile import FRAME_MS, FrameTiming, Summary
 from voicechat_core.streaming import generate_live
 from voicechat_core.voicechat import VoiceChat
 
-__all__ = ["Reply", "ask", "figures", "speed"]
+__all__ = ["Reply", "ask", "chosen", "figures", "speed"]
 
 AROUND = 2  # frames before and after an answer that the recogniser hears with it
 
@@ -49,6 +50,16 @@ class Reply:
         return self.text if self.text in possible else self.asked.turn.answer
 
 
+def chosen(asked: Sequence[Asked], trained: Collection[str], count: int) -> list[Asked]:
+    """``count`` of the questions, half of them with answers that are not among the ``trained`` if there are so many."""
+    new = _balanced([a for a in asked if a.turn.answer not in trained], count // 2)
+    return _balanced([a for a in asked if a.turn.answer in trained], count - len(new)) + new
+
+
+def _balanced(asked: Sequence[Asked], count: int) -> list[Asked]:
+    return balanced(asked, count, lambda a: a.question.voice, lambda a: a.turn.kind)
+
+
 def ask(voicechat: VoiceChat, judge: Judge, asked: Asked, seed: int = 0) -> Reply:
     """A session of its own for one question, with the checkpoint's own system prompt."""
     scene = judge.scene([(LEAD, asked)], LEAD + asked.frames + BEHIND)
@@ -68,11 +79,12 @@ def _sound(result: GenerationResult, begun: int | None, frame: int) -> Samples:
     return np.asarray(result.audio[max(0, begun - AROUND) * frame : (end + 1 + AROUND) * frame], np.float32)
 
 
-def figures(replies: Sequence[Reply], hears: Hears | None, rate: int) -> dict[str, Any]:
+def figures(replies: Sequence[Reply], trained: Collection[str], hears: Hears | None, rate: int) -> dict[str, Any]:
     """Shares of all questions, and word errors of what is heard: against what was written, and against what is right.
 
-    A question without an answer counts as one of which nothing is heard, against what is right only. Without ``hears``
-    nobody listens.
+    What was written is told apart by whether it is among the sentences that the speech was ``trained`` on. A question
+    without an answer counts as one of which nothing is heard, against what is right only. Without ``hears`` nobody
+    listens.
     """
     words = [reply.asked.question.text.split() for reply in replies]
     wrong = sum(edits(said, r.transcript.split()) for said, r in zip(words, replies, strict=True))
@@ -88,6 +100,8 @@ def figures(replies: Sequence[Reply], hears: Hears | None, rate: int) -> dict[st
     answered = [(reply, text) for reply, text in heard if reply.text]
     return found | {
         "against_written": _score((r.text, text) for r, text in answered),
+        "trained": _score((r.text, text) for r, text in answered if r.text in trained),
+        "new": _score((r.text, text) for r, text in answered if r.text not in trained),
         "against_right": _score((r.right, text) for r, text in heard),
         "by_voice": dict(_by((r.asked.question.voice, r.text, text) for r, text in answered)),
         "by_kind": dict(_by((r.asked.turn.kind, r.text, text) for r, text in answered)),

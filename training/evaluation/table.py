@@ -120,7 +120,9 @@ def _spoken(spoken: Figures) -> Iterator[Row]:
     target = f"{100 * SPOKEN_ERROR:.0f} %"
     reached = _at_most(said["word_error"] if said["sentences"] else None, SPOKEN_ERROR)
     yield Row("spoken answers, word error against what was written", target, _heard(said), reached)
-    yield Row("the same against the right answers", "", _heard(spoken["against_right"]))
+    for part, what in (("trained", "sentences that the training sets hold"), ("new", "that they do not")):
+        yield Row(f"of these, {spoken[part]['sentences']} {what}", "", _heard(spoken[part]))
+    yield Row("all against the right answers", "", _heard(spoken["against_right"]))
 
 
 def _speed(speed: Figures) -> Row:
