@@ -62,11 +62,12 @@ def of_at_most(count: int) -> Extent:
 def measure(voicechat: VoiceChat, data: Path, extent: Extent, hears: Hears | None) -> dict[str, Any]:
     """All figures; without ``hears`` nothing of what only a recogniser can tell."""
     stt, config = voicechat.model.networks.stt_model, voicechat.model.config
-    judge = Judge(stt, config, read_questions(data, QUESTIONS), extent.listening)
+    questions = read_questions(data, QUESTIONS)
+    judge, every = (Judge(stt, config, questions, scale) for scale in (extent.listening, listening.FULL))
     trained = {sentence.text for sentence in synthesize.assistant() if sentence.split == "train"}
-    asked = spoken.chosen(judge.asked, trained, extent.spoken)
+    asked = spoken.chosen(every.asked, trained, extent.spoken)
     # Answered before anything is heard: a recogniser beside a session would slow it.
-    replies = [spoken.ask(voicechat, judge, one) for one in _told("answered aloud", asked)]
+    replies = [spoken.ask(voicechat, every, one) for one in _told("answered aloud", asked)]
     times = [timing for reply in replies for timing in reply.timings]
     figures = {
         "spoken": spoken.figures(replies, trained, hears, config.output_sample_rate),
