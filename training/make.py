@@ -17,6 +17,7 @@ from pathlib import Path
 
 import mlx.core as mx
 
+from training import synthesize
 from training.voices import lacking
 from voicechat_core.builtin import SMALL
 from voicechat_core.shards import INDEX
@@ -25,8 +26,6 @@ __all__ = ["NAMES", "Plan", "Step", "main", "run", "steps"]
 
 NAMES = ("banks", "codec", "encode", "listening", "speaking", "export", "evaluation")
 TRAININGS = {"codec": 225.0, "listening": 290.0, "speaking": 710.0}  # seconds on an H200, as in README.md
-PARTS = ("assistant", "users", "rare", "test", "kokoro")
-BANKS = ("assistant", "users_train", "users_test")
 
 ROOT = Path(__file__).parents[1]
 OUT = Path("build/training")
@@ -106,13 +105,13 @@ def steps(plan: Plan) -> list[Step]:
 
 
 def _banks(plan: Plan) -> Step:
-    banks = tuple(plan.bank(name) for name in BANKS)
+    banks = tuple(plan.bank(name) for name in synthesize.BANKS)
     if plan.smoke:
         return Step("banks", (("training.few", "--out", str(plan.data)),), (), banks)
     words = ("--out", str(plan.data), "--workers", str(plan.workers))
-    commands = tuple(("training.synthesize", "--part", part, *words) for part in PARTS)
+    commands = tuple(("training.synthesize", "--part", part, *words) for part in synthesize.PARTS)
     # A part's own list tells that it is whole; a joined one is there when its first part is.
-    return Step("banks", commands, (), (*(plan.bank(part) for part in PARTS), *banks))
+    return Step("banks", commands, (), (*(plan.bank(part) for part in synthesize.PARTS), *banks))
 
 
 def _trained(plan: Plan, name: str, data: Path, inputs: tuple[Path, ...], last: str, state: str) -> Step:

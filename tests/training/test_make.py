@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from training import few, make
+from training import few, make, synthesize
 from training.bank import Pcm
 from training.make import NAMES, Command, Plan, run, steps
 from training.synthesize import Sentence
@@ -69,7 +69,7 @@ def test_all_steps_run_once_in_order(plan: Plan, makers: Makers) -> None:
     assert tuple(step.name for step in steps(plan)) == NAMES
     run(steps(plan), makers)
     parts = [command[2] for command in makers.ran if command[0] == "training.synthesize"]
-    assert parts == ["assistant", "users", "rare", "test", "kokoro"]
+    assert parts == list(synthesize.PARTS)
     assert ("training.listening.train", "--data", str(plan.data), "--out", str(plan.out / "listening"),
             "--seconds", "4.0") in makers.ran  # fmt: skip
     assert makers.take() == EVERYTHING
@@ -177,7 +177,7 @@ def hummed(sentence: Sentence) -> Pcm:
 
 def test_the_few_sentences_are_of_every_synthesiser_and_some_held_out(tmp_path: Path) -> None:
     few.make(tmp_path, hummed, hummed)
-    banks = {name: json.loads((tmp_path / f"{name}.json").read_text())["items"] for name in make.BANKS}
+    banks = {name: json.loads((tmp_path / f"{name}.json").read_text())["items"] for name in synthesize.BANKS}
     assert [item["voice"].split(":")[0] for item in banks["users_test"]] == [
         "flite", "espeak", "espeak", "piper", "kokoro",
     ]  # fmt: skip
