@@ -137,6 +137,8 @@ def prepare(data: Path, workers: int, *, answers: bool) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command."""
     options = _options(arguments)
+    if options.json:
+        options.json.parent.mkdir(parents=True, exist_ok=True)
     prepare(options.data, os.cpu_count() or 1, answers=not options.no_judge)
     begun = time.monotonic()
     try:

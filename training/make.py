@@ -22,7 +22,7 @@ from training.voices import lacking
 from voicechat_core.builtin import SMALL
 from voicechat_core.shards import INDEX
 
-__all__ = ["NAMES", "Plan", "Step", "main", "run", "steps"]
+__all__ = ["NAMES", "Plan", "Step", "main", "run", "steps", "to_do"]
 
 NAMES = ("banks", "codec", "encode", "listening", "speaking", "export", "evaluation")
 TRAININGS = {"codec": 225.0, "listening": 290.0, "speaking": 710.0}  # seconds on an H200, as in README.md
@@ -159,6 +159,13 @@ def _judge(plan: Plan) -> Step:
 # ---- doing them
 
 
+def to_do(wanted: Sequence[Step], again: Sequence[str] = ()) -> list[str]:
+    """The first step that is not done, and those behind it, which may follow from it: what must be possible here."""
+    names = [step.name for step in wanted]
+    due = [step.name for step in wanted if not step.done() or step.name in again]
+    return names[names.index(due[0]) :] if due else []
+
+
 def run(wanted: Sequence[Step], runner: Runner, again: Sequence[str] = ()) -> None:
     """Do what is not done; those of ``again`` in any case, from their beginning.
 
@@ -205,8 +212,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = _options(arguments)
     names, plan = options.steps or NAMES, _plan(options)
     wanted = [step for step in steps(plan) if step.name in names]
-    due = {step.name for step in wanted if not step.done() or step.name in options.again}
-    if due & set(TRAININGS) and not plan.smoke and mx.default_device().type != mx.gpu:
+    due = to_do(wanted, options.again)
+    if set(due) & set(TRAININGS) and not plan.smoke and mx.default_device().type != mx.gpu:
         raise SystemExit("there is no GPU, and the trainings' seconds are a GPU's; --smoke does all of it in small")
     if "banks" in due and (missing := lacking()):
         raise SystemExit(missing)

@@ -393,7 +393,7 @@ def test_the_command(questions: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
     monkeypatch.setattr(synthesize, "answer", hummed)
     monkeypatch.setattr(evaluate, "Recogniser", lambda folder: lambda samples, rate: "tiger dragon")
     monkeypatch.setattr(evaluate, "lacking", lambda: "")
-    file = questions / "figures.json"
+    file = questions / "new" / "figures.json"
     evaluate.main(["--data", str(questions), "--smoke", "--json", str(file)])
     told = json.loads(file.read_text())
     assert told["checkpoint"] == "voicechat-small"
@@ -401,6 +401,7 @@ def test_the_command(questions: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
     assert told["listening"]["all"]["questions"] == 3
     assert (told["spoken"]["questions"], told["speed"]["frames"] > 100) == (2, True)
     assert told["codec"]["coded"]["sentences"] == told["spoken"]["against_right"]["sentences"] == 2
+    assert {heard for _, heard in told["codec"]["original"]["wrong"]} == {"tiger dragon"}
     assert capsys.readouterr().out == markdown(rows(told)) + "\n"
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from training import few, make, synthesize
 from training.bank import Pcm
-from training.make import NAMES, Command, Plan, run, steps
+from training.make import NAMES, Command, Plan, run, steps, to_do
 from training.synthesize import Sentence
 from voicechat_core import load
 from voicechat_core.inspection import inspect
@@ -146,6 +146,15 @@ def test_there_is_no_such_step(words: list[str], capsys: pytest.CaptureFixture[s
     with pytest.raises(SystemExit):
         make.main(words)
     assert "there is no step 'codecs'; the steps are banks, codec, encode," in capsys.readouterr().err
+
+
+def test_what_may_be_to_do_begins_with_the_first_that_is(plan: Plan, makers: Makers) -> None:
+    assert to_do(steps(plan)) == list(NAMES)
+    run(steps(plan), makers)
+    assert to_do(steps(plan)) == []
+    assert to_do(steps(plan), again=["encode"]) == list(NAMES[2:])
+    makers.touch(plan.part("speaking"))
+    assert to_do(steps(plan)) == ["export", "evaluation"]
 
 
 def test_no_training_without_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
