@@ -144,6 +144,8 @@ def test_half_of_the_questions_have_new_answers_if_there_are_so_many() -> None:
     few = [a for a in every if a.turn.answer in known or a.turn.answer == "River."]
     assert Counter(a.turn.answer in known for a in spoken.chosen(few, known, 6)) == {True: 4, False: 2}
     assert len(spoken.chosen(every, known, 1)) == 1
+    tool = [asked("what is the weather in rome")]
+    assert spoken.chosen([*tool, *every], known, 8)[:4].count(tool[0]) == 1  # not one of the new ones
 
 
 def reply(question: str, text: str, transcript: str = "", voice: str = "v") -> Reply:

@@ -7,6 +7,7 @@ answer themselves here, as they do where no server has any, so that any answer t
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import compress
 from typing import Any
 
 import mlx.core as mx
@@ -51,9 +52,14 @@ class Reply:
 
 
 def chosen(asked: Sequence[Asked], trained: Collection[str], count: int) -> list[Asked]:
-    """``count`` of the questions, half of them with answers that are not among the ``trained`` if there are so many."""
-    new = _balanced([a for a in asked if a.turn.answer not in trained], count // 2)
-    return _balanced([a for a in asked if a.turn.answer in trained], count - len(new)) + new
+    """``count`` of the questions, half of them with answers that are not among the ``trained`` if there are so many.
+
+    What a tool says is made up here: nobody knows whether such an answer will be new.
+    """
+    unheard = [a.turn.tool is None and a.turn.answer not in trained for a in asked]
+    new = _balanced(list(compress(asked, unheard)), count // 2)
+    others = [a for a, is_new in zip(asked, unheard, strict=True) if not is_new]
+    return _balanced(others, count - len(new)) + new
 
 
 def _balanced(asked: Sequence[Asked], count: int) -> list[Asked]:
