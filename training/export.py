@@ -33,7 +33,8 @@ __all__ = ["dense", "export", "stored"]
 
 # The nearest of two codes must not be a matter of rounding: 11 bits of mantissa where the codes are found.
 HALF = ("tts_model.audio_codec.", "tts_model.tts_model.rvq_embs")
-WIDE = (".A_log", ".dt_bias", "tts_model.audio_prompt_latents.Aria")  # few numbers, and exponents of exponents
+# Few numbers; exponents of exponents; and the filterbank, which whoever reads it must read exactly.
+WIDE = (".A_log", ".dt_bias", "tts_model.audio_prompt_latents.Aria", ".featurizer.fb", ".featurizer.window")
 FILES = ("tts_model.audio_codec.", "stt_model.", "tts_model.")  # the first that fits has a tensor
 SHARD = "model-{:05d}-of-{:05d}.safetensors"
 # As the published 8-bit build: the language model with its table and heads. Groups of 64 divide all its widths.
