@@ -3,6 +3,7 @@
     python golden/generate.py                                  remake every committed folder
     python golden/generate.py plain grouped --check            remake them elsewhere and compare: exit 1 if they differ
     python golden/generate.py plain --seed 7 --out DIR         a folder of one's own at DIR/plain
+    python golden/generate.py small --checkpoint CKPT --out DIR    of another checkpoint in the published layout
 
 Configurations are the files of ``golden/configs``. See ``golden/README.md`` for what a folder holds.
 """
@@ -27,6 +28,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, help="seed of the weights")
     parser.add_argument("--audio-seed", type=int, help="seed of the inputs (weights' seed + 1000)")
     parser.add_argument("--noise-seed", type=int, help="seed of the speech decoder's noise (weights' seed + 2000)")
+    parser.add_argument("--checkpoint", type=Path, help="instead of the stored checkpoint that a configuration names")
     parser.add_argument("--override", type=Path, help="a JSON object merged into each configuration")
     return parser.parse_args(arguments)
 
@@ -34,8 +36,16 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 def configured(name: str, options: argparse.Namespace) -> Settings:
     """One configuration with the command line's changes."""
     overrides = settings.read_overrides(options.override)
+    if options.checkpoint is not None:
+        overrides["checkpoint"] = stored_at(options.checkpoint.resolve(), name, options.out)
     seeds = {key: getattr(options, key) for key in ("seed", "audio_seed", "noise_seed")}
     return Settings.load(name, overrides | {key: value for key, value in seeds.items() if value is not None})
+
+
+def stored_at(folder: Path, name: str, out: Path) -> dict[str, str]:
+    """A checkpoint that the packages load by its path."""
+    remake = f"python golden/generate.py {name} --checkpoint {folder} --out {out}"
+    return {"name": str(folder), "folder": str(folder), "remake": remake}
 
 
 def make(chosen: Settings, folder: Path) -> None:
@@ -60,8 +70,9 @@ def replace(name: str, chosen: Settings, out: Path) -> None:
 
 def check(name: str, chosen: Settings, out: Path) -> int:
     """Remake a folder elsewhere and print what differs; the number of differences."""
-    from oracle.comparison import TOLERANCE, compare, same_machine
+    from oracle.comparison import TOLERANCE, compare, same_machine, settled
 
+    chosen = settled(chosen, out / name)
     with tempfile.TemporaryDirectory() as scratch:
         fresh = Path(scratch) / name
         make(chosen, fresh)

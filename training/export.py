@@ -35,7 +35,8 @@ __all__ = ["dense", "export", "stored"]
 
 # The nearest of two codes must not be a matter of rounding: 11 bits of mantissa where the codes are found.
 HALF = ("tts_model.audio_codec.", "tts_model.tts_model.rvq_embs")
-WIDE = (".A_log", ".dt_bias", "tts_model.audio_prompt_latents.Aria")  # few numbers, and exponents of exponents
+# Few numbers; exponents of exponents; and the filterbank, which whoever reads it must read exactly.
+WIDE = (".A_log", ".dt_bias", "tts_model.audio_prompt_latents.Aria", ".featurizer.fb", ".featurizer.window")
 FILES = ("tts_model.audio_codec.", "stt_model.", "tts_model.")  # the first that fits has a tensor
 SHARD = "model-{:05d}-of-{:05d}.safetensors"
 NOTICES = ("LICENSE", "NOTICE")  # the NOTICE is hibari's, whose voice the answers have

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from . import nemo_config
+from . import nemo_config, published
 from .settings import (
     AUDIO_PROMPT_SECONDS,
     BOS,
@@ -22,11 +22,12 @@ from .settings import (
 )
 
 TTS_KEYS = (*nemo_config.BACKBONE_KEYS, "latent_size", "num_quantizers", "codebook_size")
+LLM_OWN = ("pattern", "chunk_size")  # settings that config.json has under another name, or not at all
 
 
 def text_config(settings: Settings, vocab_size: int) -> dict[str, Any]:
     """The Nemotron-H trunk."""
-    sizes = {key: value for key, value in settings.llm.items() if key not in ("pattern", "chunk_size")}
+    sizes = {key: value for key, value in settings.llm.items() if key not in LLM_OWN}
     return {
         "model_type": "nemotron_h", "vocab_size": vocab_size, "num_hidden_layers": len(settings.llm["pattern"]),
         "max_position_embeddings": 131072, "attention_bias": False, "mamba_proj_bias": False, "mlp_bias": False,
@@ -40,7 +41,7 @@ def audio_config(settings: Settings) -> dict[str, Any]:
     rnnt, encoder = settings.rnnt, nemo_config.encoder(settings)
     hidden = {"pred_hidden": rnnt["pred_hidden"]}
     return {
-        "preprocessor": nemo_config.preprocessor(),
+        "preprocessor": nemo_config.preprocessor(settings),
         "encoder": encoder | {"att_context_size": [encoder["att_context_size"]]},
         "decoder": {
             **hidden, "pred_rnn_layers": rnnt["pred_rnn_layers"], "t_max": None, "dropout": 0.2,
@@ -65,6 +66,7 @@ def tts_config(settings: Settings, n_characters: int) -> dict[str, Any]:
     return {
         **{key: settings.tts[key] for key in TTS_KEYS},
         **{key: nemo[key] for key in switches},
+        **{key: settings.tts[key] for key in nemo_config.BACKBONE_SHAPE if key in settings.tts},
         "character_encoder": characters | settings.character_encoder,
         "mog_head": nemo["mog_head_config"],
         **settings.sampling,
@@ -75,13 +77,7 @@ def tts_config(settings: Settings, n_characters: int) -> dict[str, Any]:
 def codec_config(settings: Settings) -> dict[str, Any]:
     """The codec, under the runtime's names."""
     codec = nemo_config.codec(settings)
-    return {
-        "sample_rate": TARGET_RATE_HZ, "base_channels": codec["base_hidden_size"],
-        "channel_multipliers": codec["channel_mult"], "downsample_rates": codec["rates"],
-        "blocks_per_stage": codec["num_blocks"], "block_kernel_size": codec["kernel_size"],
-        "latent_dim": codec["latent_size"],
-        **{key: codec[key] for key in ("n_fft", "hop_length", "num_quantizers", "codebook_size")},
-    }  # fmt: skip
+    return {"sample_rate": TARGET_RATE_HZ, **{ours: codec[theirs] for ours, theirs in published.CODEC_NAMES.items()}}
 
 
 def runtime_config(settings: Settings, vocab_size: int, n_characters: int, vocabulary: list[str]) -> dict[str, Any]:

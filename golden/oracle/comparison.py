@@ -6,16 +6,16 @@ largest magnitude in the committed tensor.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file
 
 from . import manifest
+from .settings import Settings
 
 TOLERANCE = 1e-5
-CHECKPOINT = "checkpoint/model.safetensors"
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,10 @@ def same_machine(committed: Path, fresh: Path) -> bool:
 
 
 def compare(committed: Path, fresh: Path, exact: bool) -> Iterator[Difference]:
-    """Every difference; nothing if the folders agree."""
+    """Every difference; nothing if the folders agree. Of another checkpoint than the committed one, that alone."""
+    if (other := another_checkpoint(committed, fresh)) is not None:
+        yield other
+        return
     paths = {str(path.relative_to(root)) for root in (committed, fresh) for path in root.rglob("*") if path.is_file()}
     for name in sorted(paths - {"manifest.json"}):
         missing = [root for root in (committed, fresh) if not (root / name).exists()]
@@ -43,6 +46,16 @@ def compare(committed: Path, fresh: Path, exact: bool) -> Iterator[Difference]:
         elif (committed / name).read_bytes() != (fresh / name).read_bytes():
             yield Difference(name, "different bytes")
     yield from stale_hashes(committed)
+
+
+def another_checkpoint(committed: Path, fresh: Path) -> Difference | None:
+    """For folders of a stored checkpoint: the first of its files that has changed since the committed one was made."""
+    old, new = manifest.read(committed), manifest.read(fresh)
+    stored = old.get("checkpoint")
+    changed = sorted(name for name in old["files"] | new["files"] if old["files"].get(name) != new["files"].get(name))
+    if stored is None or not changed:
+        return None
+    return Difference(stored["name"], f"{changed[0]} is not the one that this was made with: {stored['remake']}")
 
 
 def compare_tensors(
@@ -75,10 +88,18 @@ def disagreement(old: torch.Tensor, new: torch.Tensor, exact: bool) -> str | Non
 def stale_hashes(folder: Path) -> Iterator[Difference]:
     """Tensors and files of a folder that are not the ones its manifest describes."""
     listed = manifest.read(folder)
-    for name, expected in listed["files"].items():
+    for name, expected in () if "checkpoint" in listed else listed["files"].items():
         if manifest.digest((folder / "checkpoint" / name).read_bytes()) != expected:
             yield Difference(f"checkpoint/{name}", "not the file the manifest describes")
     for path in sorted((folder / "goldens").glob("*.safetensors")):
         for name, tensor in load_file(path).items():
             if listed["tensors"].get(f"{path.stem}/{name}") != manifest.describe(tensor):
                 yield Difference(f"goldens/{path.name} {name}", "not the tensor the manifest describes")
+
+
+def settled(settings: Settings, folder: Path) -> Settings:
+    """Those with the noise that a folder was made with: a search for one may end elsewhere on another processor."""
+    if "noise_tries" not in settings.inputs:
+        return settings
+    seed = manifest.read(folder)["meta"]["settings"]["noise_seed"]
+    return replace(settings, noise_seed=seed, inputs=settings.inputs | {"noise_tries": 1})

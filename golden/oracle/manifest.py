@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -14,19 +15,23 @@ from .recording import Tensors, stored
 from .settings import BOS, EOS, PAD, Settings
 
 
-def write_stages(folder: Path, stages: dict[str, Tensors]) -> None:
-    """One safetensors file a stage."""
+def write_stages(folder: Path, stages: dict[str, Tensors], omit: list[str]) -> None:
+    """One safetensors file a stage, without the tensors that match a pattern of ``omit``."""
     folder.mkdir(parents=True)
+    left_out = re.compile("|".join(omit) or r"\b\B")  # which matches nothing
     for name, tensors in stages.items():
-        save_file({key: stored(tensor) for key, tensor in tensors.items()}, folder / f"{name}.safetensors")
+        kept = {key: stored(tensor) for key, tensor in tensors.items() if not left_out.fullmatch(f"{name}/{key}")}
+        save_file(kept, folder / f"{name}.safetensors")
 
 
 def write(folder: Path, settings: Settings, stages: dict[str, Tensors]) -> None:
     """Describe the finished ``folder``; ``stages`` are the tensors as computed."""
+    chosen = {key: value for key, value in asdict(settings).items() if value not in ({}, [])}
     content = {
         "env": environment.describe(),
-        "meta": {"settings": asdict(settings), **{name: facts(stages[name]) for name in stages if "e2e" in name}},
-        "files": {path.name: digest(path.read_bytes()) for path in sorted((folder / "checkpoint").iterdir())},
+        "meta": {"settings": chosen, **{name: facts(stages[name]) for name in stages if "e2e" in name}},
+        **named_checkpoint(settings),
+        "files": checkpoint_files(settings.checkpoint_folder if settings.checkpoint else folder / "checkpoint"),
         "tensors": {
             f"{path.stem}/{name}": describe(tensor)
             for path in sorted((folder / "goldens").glob("*.safetensors"))
@@ -35,6 +40,18 @@ def write(folder: Path, settings: Settings, stages: dict[str, Tensors]) -> None:
     }
     lines = [f" {json.dumps(key)}: {table(value)}" for key, value in content.items()]
     (folder / "manifest.json").write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+
+
+def named_checkpoint(settings: Settings) -> dict[str, Any]:
+    """Which stored checkpoint this is of, and what makes the folder again when that has changed."""
+    stored = settings.checkpoint
+    return {"checkpoint": {key: stored[key] for key in ("name", "remake")}} if stored else {}
+
+
+def checkpoint_files(folder: Path) -> dict[str, str]:
+    """The hashes of what a checkpoint is loaded from: its notices are not."""
+    paths = sorted(path for path in folder.iterdir() if path.suffix in (".json", ".safetensors"))
+    return {path.name: digest(path.read_bytes()) for path in paths}
 
 
 def table(entries: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""The whole model, built from NVIDIA's classes and filled with random weights."""
+"""The whole model, built from NVIDIA's classes and filled: with random weights, or a stored checkpoint's."""
 
 import logging
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from nemo.utils import logging as nemo_logging
 from tokenizers import Tokenizer
 from transformers import NemotronHConfig
 
-from . import function_channel, nemo_config, signals, tokenizer, weights
+from . import function_channel, nemo_config, signals, stored, tokenizer, weights
 from .settings import BOS, EOS, PAD, SPEAKER, TARGET_RATE_HZ, Settings
 from .transcript import centre_joint
 
@@ -54,23 +54,29 @@ class Oracle:
 
 
 def build(settings: Settings, scratch: Path) -> Oracle:
-    """Construct, fill and tune; ``scratch`` receives the language model's folder."""
+    """Construct and fill; ``scratch`` receives the language model's folder."""
     quieten()
     torch.manual_seed(settings.seed)
     llm_folder = scratch / "NemotronSmall"
-    pieces = tokenizer.build(**settings.tokenizer)
-    tokenizer.save(pieces, settings.tokenizer["n_special"], llm_folder)
+    pieces = tokenizer.prepare(settings, llm_folder)
     llm_config(settings, pieces.get_vocab_size()).save_pretrained(llm_folder)
-    model = NemotronVoiceChat(nemo_config.whole(settings, str(llm_folder), str(scratch / "logs")))
-    oracle = Oracle(settings, model, pieces, transcript_vocabulary(settings.rnnt["vocab_size"]))
+    roles = tokenizer.roles(pieces)
+    model = NemotronVoiceChat(nemo_config.whole(settings, roles, str(llm_folder), str(scratch / "logs")))
+    oracle = Oracle(settings, model, pieces, transcript_vocabulary(settings))
     add_merged_branches(oracle)
     model.eval()
     set_step_size_floor(oracle.stt.llm, 0.0)
-    weights.fill(model, settings)
-    finish_speech(oracle)
-    centre_joint(oracle)
+    fill = stored.fill if settings.checkpoint else draw
+    fill(oracle)
     function_channel.install(oracle.stt)
     return oracle
+
+
+def draw(oracle: Oracle) -> None:
+    """Random weights, and what follows from them."""
+    weights.fill(oracle.model, oracle.settings)
+    finish_speech(oracle)
+    centre_joint(oracle)
 
 
 def quieten() -> None:
@@ -89,8 +95,11 @@ def llm_config(settings: Settings, vocab_size: int) -> NemotronHConfig:
     )  # fmt: skip
 
 
-def transcript_vocabulary(size: int) -> list[str]:
-    """SentencePiece-like pieces, every third one opening a word."""
+def transcript_vocabulary(settings: Settings) -> list[str]:
+    """The stored checkpoint's pieces; else SentencePiece-like ones, every third of which opens a word."""
+    if settings.checkpoint:
+        return stored.vocabulary(settings.checkpoint_folder)
+    size = settings.rnnt["vocab_size"]
     return ["<unk>", *(f"▁w{i}" if i % 3 == 0 else f"p{i}" for i in range(1, size))]
 
 

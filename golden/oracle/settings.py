@@ -1,14 +1,17 @@
-"""A configuration: the sizes of one small model, the seeds, and the length of every input."""
+"""A configuration: one small model, drawn or stored, the seeds, and the length of every input."""
 
 import json
 import tomllib
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 
-CONFIGS = Path(__file__).parents[1] / "configs"
+from . import published
+
+ROOT = Path(__file__).parents[2]  # of the repository: paths in a configuration begin there
+CONFIGS = ROOT / "golden" / "configs"
 
 # Structural constants of the released model, the same in every configuration.
 SOURCE_RATE_HZ, TARGET_RATE_HZ = 16000, 22050
@@ -24,40 +27,57 @@ SPEAKER = "Aria"
 
 @dataclass(frozen=True)
 class Settings:
-    """One file of ``golden/configs``, merged with what the command line overrides."""
+    """One file of ``golden/configs``, merged with what the command line overrides.
+
+    With a ``checkpoint`` (its ``name`` for the packages, its ``folder`` here) nothing is drawn but noise: sizes are
+    those of its config.json, and the stages run on ``recordings``, each by the name of its input. Tensors that match
+    ``omit`` (``stage/tensor``) are not stored.
+    """
 
     seed: int
     function_channel_weight: float
     prompt_text: str
     tokenizer: dict[str, int]
-    encoder: dict[str, int]
+    encoder: dict[str, Any]
     rnnt: dict[str, int]
     llm: dict[str, Any]
-    tts: dict[str, int]
-    character_encoder: dict[str, int]
-    mog_head: dict[str, int]
-    codec: dict[str, int]
+    tts: dict[str, Any]
+    character_encoder: dict[str, Any]
+    mog_head: dict[str, Any]
+    codec: dict[str, Any]
     sampling: dict[str, float]
     inputs: dict[str, int]
-    redraw: dict[str, int]
+    redraw: dict[str, int] = field(default_factory=dict)
+    preprocessor: dict[str, Any] = field(default_factory=dict)
+    checkpoint: dict[str, str] = field(default_factory=dict)
+    recordings: dict[str, str] = field(default_factory=dict)
+    omit: list[str] = field(default_factory=list)
     audio_seed: int | None = None
     noise_seed: int | None = None
 
     @classmethod
     def load(cls, name: str, overrides: dict[str, Any] | None = None) -> Self:
         """The configuration ``name`` with ``overrides`` merged in, table by table."""
-        data = tomllib.loads((CONFIGS / f"{name}.toml").read_text(encoding="utf-8"))
-        known = {field.name for field in fields(cls)}
-        for key, value in (overrides or {}).items():
+        own = tomllib.loads((CONFIGS / f"{name}.toml").read_text(encoding="utf-8"))
+        overrides, known = overrides or {}, {field.name for field in fields(cls)}
+        if "checkpoint" in overrides and "checkpoint" not in own:
+            raise SystemExit(f"{name} draws its weights: it takes no checkpoint")
+        data = sizes_of(own.get("checkpoint", {}) | overrides.get("checkpoint", {})) | own
+        for key, value in overrides.items():
             if key not in known:
                 raise SystemExit(f"unknown setting {key!r}; there are {', '.join(sorted(known))}")
-            data[key] = {**data[key], **value} if isinstance(value, dict) else value
+            data[key] = {**data.get(key, {}), **value} if isinstance(value, dict) else value
         return cls(**data)._with_seeds()
 
     def _with_seeds(self) -> Self:
         audio = self.seed + 1000 if self.audio_seed is None else self.audio_seed
         noise = self.seed + 2000 if self.noise_seed is None else self.noise_seed
         return replace(self, audio_seed=audio, noise_seed=noise)
+
+    @property
+    def checkpoint_folder(self) -> Path:
+        """Where the stored checkpoint lies."""
+        return ROOT / self.checkpoint["folder"]
 
     def seed_of(self, tensor: str) -> int:
         """The seed of one tensor: ``redraw`` adds to the seed of those whose names it begins, to choose among draws."""
@@ -67,6 +87,11 @@ class Settings:
         """The random stream of one stage's inputs: no stage's draws move another's."""
         assert self.audio_seed is not None
         return keyed_generator(self.audio_seed, stage)
+
+
+def sizes_of(checkpoint: dict[str, str]) -> dict[str, Any]:
+    """What a stored checkpoint's config.json says; nothing for a model that is drawn."""
+    return published.settings(ROOT / checkpoint["folder"]) if checkpoint else {}
 
 
 def keyed_generator(seed: int, name: str) -> np.random.Generator:

@@ -1,12 +1,15 @@
-"""A small byte-level BPE tokenizer with the special tokens where the released one has them."""
+"""A stored checkpoint's tokenizer, or a small byte-level BPE with special tokens where the released one has them."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from .settings import BOS, EOS, PAD
+from .settings import BOS, EOS, PAD, Settings
+
+UNKNOWN = 0
 
 WORDS = (
     "Ġthe", "Ġcat", "Ġsat", "Ġon", "Ġmat", "Ġhello", "Ġvoice", "ing", "Ġspeech", "Ġweather", "Ġis", "Ġtoday", "Ġwhat",
@@ -45,18 +48,29 @@ def build(n_special: int, n_merges: int) -> Tokenizer:
     return tokenizer
 
 
-def roles(n_special: int) -> dict[str, str]:
+def prepare(settings: Settings, folder: Path) -> Tokenizer:
+    """The configuration's tokenizer, with its files in the new ``folder``."""
+    if settings.checkpoint:
+        folder.mkdir(parents=True)
+        for path in settings.checkpoint_folder.glob("*token*.json"):
+            shutil.copyfile(path, folder / path.name)
+        return Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer = build(**settings.tokenizer)
+    save(tokenizer, folder)
+    return tokenizer
+
+
+def roles(tokenizer: Tokenizer) -> dict[str, str]:
     """The special tokens by role, as tokenizer_config.json names them."""
-    specials = special_tokens(n_special)
-    ids = {"bos_token": BOS, "eos_token": EOS, "pad_token": PAD, "unk_token": 0}
-    return {role: specials[index] for role, index in ids.items()}
+    ids = {"bos_token": BOS, "eos_token": EOS, "pad_token": PAD, "unk_token": UNKNOWN}
+    return {role: tokenizer.id_to_token(index) for role, index in ids.items()}
 
 
-def save(tokenizer: Tokenizer, n_special: int, folder: Path) -> None:
+def save(tokenizer: Tokenizer, folder: Path) -> None:
     """The three tokenizer files of a checkpoint."""
     from transformers import PreTrainedTokenizerFast
 
-    named = roles(n_special)
+    named = roles(tokenizer)
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, clean_up_tokenization_spaces=False, **named)
     fast.save_pretrained(folder)
     whole: dict[str, Any] = {"lstrip": False, "normalized": False, "rstrip": False, "single_word": False}

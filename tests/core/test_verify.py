@@ -289,6 +289,66 @@ def test_tolerances_are_what_their_file_says() -> None:
         assert 0 < tolerance(stage.key, "anything") <= 1e-5
 
 
+# ------------------------------------------------------------------------- of a checkpoint by its name
+
+
+@pytest.fixture
+def elsewhere(language: Path, tmp_path: Path) -> Path:
+    """The checkpoint of ``language``, which is no longer in the folder: the manifest names it."""
+    path = Path(shutil.move(language / "checkpoint", tmp_path / "elsewhere"))
+    name_checkpoint(language, {"name": str(path), "remake": "make it again"})
+    return path
+
+
+def name_checkpoint(folder: Path, named: object) -> None:
+    path = folder / "manifest.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"checkpoint": named}))
+
+
+def test_a_checkpoint_that_the_manifest_names(language: Path, elsewhere: Path) -> None:
+    (elsewhere / "README.md").write_text("not a part of it")
+    report = verify(language)
+    assert report.passed
+    assert {check.stage for check in report.checks} == {"llm"}
+
+
+def test_another_build_of_a_named_checkpoint_is_measured(language: Path, elsewhere: Path, tmp_path: Path) -> None:
+    build = shutil.copytree(elsewhere, tmp_path / "build")
+    assert report_text(verify(language, checkpoint=build)).endswith(f"measured, not judged: {build}, float32")
+
+
+def test_a_named_checkpoint_that_has_changed_ends_it_in_one_line(language: Path, elsewhere: Path) -> None:
+    path = elsewhere / "config.json"
+    expected = json.loads((language / "manifest.json").read_text())["files"]["config.json"]
+    path.write_text(path.read_text() + "\n")
+    found = hashlib.sha256(path.read_bytes()).hexdigest()
+    with pytest.raises(GoldensError) as caught:
+        verify(language)
+    assert str(caught.value) == (
+        f"{language}: made with another {elsewhere}: config.json has SHA-256 {found[:12]} here, {expected[:12]} in the "
+        "manifest; to make it of this one: make it again"
+    )
+
+
+def test_a_named_checkpoint_that_lacks_a_file(language: Path, elsewhere: Path) -> None:
+    (elsewhere / "tokenizer_config.json").unlink()
+    with pytest.raises(GoldensError, match=r"made with another .*: tokenizer_config\.json is missing here; to make it"):
+        verify(language)
+
+
+def test_a_name_that_is_no_checkpoint(language: Path, tmp_path: Path) -> None:
+    name_checkpoint(language, {"name": str(tmp_path / "absent"), "remake": "make it again"})
+    with pytest.raises(CheckpointError, match="absent: no such directory"):
+        verify(language)
+
+
+@pytest.mark.parametrize("named", [3, "voicechat-small", {"name": "voicechat-small"}, {"name": 3, "remake": "it"}])
+def test_a_manifest_that_names_no_checkpoint_rightly(language: Path, named: object) -> None:
+    name_checkpoint(language, named)
+    with pytest.raises(GoldensError, match=r"manifest\.json: not a manifest"):
+        verify(language)
+
+
 # ------------------------------------------------------------------------------- measured, not judged
 
 

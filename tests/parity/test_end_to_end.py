@@ -9,14 +9,13 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from tests.conftest import GOLDEN_FOLDERS
 from voicechat_core import duplex, offline
 from voicechat_core.checkpoint import load_model
 from voicechat_core.model import VoiceChatModel
 from voicechat_core.verify import compare, tolerance, verify
 from voicechat_core.verify_stages import STAGES
 
-FIXTURES = Path(__file__).parents[2] / "golden" / "fixtures"
-FOLDERS = sorted(FIXTURES.iterdir())
 END_TO_END = next(stage for stage in STAGES if stage.key == "e2e")
 RUNS = ("e2e_plain", "e2e_prompt")
 
@@ -39,7 +38,7 @@ def misses(folder: Path, run: str) -> set[str]:
     return {check.tensor for check in checks if not check.passed}
 
 
-@pytest.mark.parametrize("folder", FOLDERS, ids=lambda p: p.name)
+@pytest.mark.parametrize("folder", GOLDEN_FOLDERS, ids=lambda p: p.name)
 def test_every_stage_of_the_folder(folder: Path) -> None:
     report = verify(folder)
     assert [check for check in report.checks if not check.passed] == []
@@ -50,7 +49,7 @@ def test_every_stage_of_the_folder(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("run", RUNS)
-@pytest.mark.parametrize("folder", FOLDERS, ids=lambda p: p.name)
+@pytest.mark.parametrize("folder", GOLDEN_FOLDERS, ids=lambda p: p.name)
 def test_the_runs_exercise_the_rules(folder: Path, run: str) -> None:
     """Were a clip to hold no EOS, no BOS and no constant function channel, the mutations below would prove little."""
     golden = mx.load(str(folder / "goldens" / f"{run}.safetensors"))
@@ -138,7 +137,7 @@ MUTATIONS: list[tuple[str, Patch, tuple[str, ...], str]] = [
     ("patch", "run", "tensor"),
     [pytest.param(patch, run, tensor, id=f"{name}-{run}") for name, patch, runs, tensor in MUTATIONS for run in runs],
 )
-@pytest.mark.parametrize("folder", FOLDERS, ids=lambda p: p.name)
+@pytest.mark.parametrize("folder", GOLDEN_FOLDERS, ids=lambda p: p.name)
 def test_wrong_timelines_are_seen(
     folder: Path, run: str, patch: Patch, tensor: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

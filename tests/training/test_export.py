@@ -50,6 +50,8 @@ def test_all_arrive_in_their_formats(parts: list[Path], networks: Networks, tmp_
     assert inspect(tmp_path / "dense").passed
     assert stored["stt_model.lm_head.weight"].dtype == mx.bfloat16
     assert stored["stt_model.llm.layers.0.mixer.A_log"].dtype == mx.float32
+    featurizer = "stt_model.perception.preprocessor.featurizer"
+    assert all(stored[f"{featurizer}.{name}"].dtype == mx.float32 for name in ("fb", "window"))
     books = stored["tts_model.tts_model.rvq_embs"]
     assert books.dtype == mx.float16
     assert mx.array_equal(books[5], stored["tts_model.audio_codec.prvq.mus_list.5"])

@@ -679,6 +679,21 @@ def test_paced_text_stands_before_its_speech_and_dense_text_does_not_wait() -> N
     assert paced.tolist() == [1, 2, 6, 8]
 
 
+def test_a_training_goes_on_from_exported_weights(tmp_path: Path) -> None:
+    """With nothing left to train, what it began with is what it exports."""
+    first, second = tmp_path / "first", tmp_path / "second"
+    train.main(["--smoke", "--steps", "1", "--out", str(first)])
+    begun = first / "speaking.safetensors"
+    words = ["--weights", str(begun), "--seconds", "60", "--used", "30"]
+    train.main(["--smoke", *words, "--seed", "1", "--out", str(second)])
+    before, after = (mx.load(str(file)) for file in (begun, second / "speaking.safetensors"))
+    assert before.keys() == after.keys()
+    assert all(mx.array_equal(before[name], after[name]).item() for name in before)
+    log = (second / "log.jsonl").read_text()
+    assert '"used": {"seconds": 30.0, "steps": 0}' in log
+    assert '"progress"' not in log
+
+
 def test_stages_begin_paced_and_end_dense() -> None:
     assert [stage_of(x) for x in (0.0, 0.24, 0.25, 0.6, 1.0)] == [0, 0, 1, 2, 3]
     assert all(len(shares) == len(VARIANTS) and sum(shares) == pytest.approx(1) for _, shares in STAGES)

@@ -17,8 +17,8 @@ from training import domain
 
 __all__ = ["FIXED_SHARE", "REPEAT", "presented", "shares_of"]
 
-FIXED_SHARE = 0.35
-FREE_SHARES = {"repeat": 0.25, "list": 0.25, "carrier": 0.15}
+FIXED_SHARE = 0.30
+FREE_SHARES = {"repeat": 0.15, "list": 0.35, "carrier": 0.20}
 REPEAT = "repeat"
 RAREST = 8.0  # how much more often than the commonest a rare word's sentence may be drawn
 

@@ -5,7 +5,8 @@
 ``--data`` holds ``codes.npz``. What ``--out`` gets: ``log.jsonl``; every minute the state to go on from and
 ``speaking.safetensors`` with the averaged weights in the checkpoint's names; at the end ``generated.npz``, codes of
 held-out sentences to be judged by ear. ``--seconds`` is the whole training's, over all calls; ``--this-call`` ends a
-call before that, and ``--resume`` goes on.
+call before that, and ``--resume`` goes on. Where the state was lost, ``--weights speaking.safetensors --used SECONDS``
+goes on from the averaged weights with the moments at zero.
 
     python -m training.speaking.train --data DIR --out DIR --time
 
@@ -149,13 +150,14 @@ def run(
     steps: int | None = None,
     end: float | None = None,
     resume: bool = False,
+    used: float = 0.0,
     seed: int = 0,
     peak: float = 2e-3,
     evaluated: int = EVALUATED,
 ) -> Trainer:
     """Train until the budget is used or the moment ``end`` comes; see the module's description for what is written."""
     trainer = make_trainer(setting, shapes, way, seed, peak)
-    notes = trainer.resume(out) if resume else {}
+    notes = trainer.resume(out) if resume else {"used": {"seconds": used, "steps": 0}}
     budget, log = Budget(seconds, steps, notes.get("used")), Log(out / "log.jsonl")
     log.write(trained=sum(x.size for x in [trainer.weights]), sentences=len(setting.sentences), way=str(way), **notes)
     save, evaluate = Every(SAVE_SECONDS), Every(EVALUATE_SECONDS)
@@ -210,6 +212,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--steps", type=int, help="of the whole training, if that is less")
     parser.add_argument("--this-call", type=float, help="seconds after which this call ends, with all it needs")
     parser.add_argument("--resume", action="store_true", help="go on from what --out holds")
+    parser.add_argument("--weights", type=Path, help="begin with these: a speaking.safetensors")
+    parser.add_argument("--used", type=float, default=0.0, help="seconds of the training that made --weights")
     parser.add_argument("--smoke", action="store_true", help="a few steps of tiny batches")
     parser.add_argument("--time", action="store_true", help="only say how long a step takes in each way")
     parser.add_argument("--float32", action="store_true", help="no matrices in bfloat16")
@@ -225,6 +229,8 @@ def main(arguments: list[str] | None = None) -> None:
         parser.error("--data is needed")
     sentences = Sentences.from_file(options.data / "codes.npz") if options.data else smoke_sentences(config)
     setting = Setting.build(config, _few(sentences) if options.smoke else sentences, options.seed)
+    if options.weights:
+        setting.load(options.weights)
     shapes = SMOKE if options.smoke else _scaled(options.scale)
     if options.time:
         return measure(setting, shapes, 2 if options.smoke else 30)
@@ -235,7 +241,7 @@ def main(arguments: list[str] | None = None) -> None:
     way = Way(not options.float32, options.fused, options.draws, options.paced)
     trainer = run(
         setting, options.out, shapes, way, seconds=None if seconds is None else max(1.0, seconds - RESERVE),
-        steps=steps, end=end, resume=options.resume, seed=options.seed, peak=options.peak,
+        steps=steps, end=end, resume=options.resume, used=options.used, seed=options.seed, peak=options.peak,
         evaluated=2 if options.smoke else EVALUATED,
     )  # fmt: skip
     if end is None or time.monotonic() < end:  # else the training goes on in another call

@@ -3,25 +3,22 @@
 import torch
 from nemo.collections.speechlm2.modules.ear_tts_vae_codec import CausalConv1dCache
 
-from .. import signals
 from ..model import Oracle
 from ..recording import Tensors, margin
-from ..settings import TARGET_RATE_HZ
 
 SILENCE_FRAMES = 38  # the 37 of the voice prompt and the one cut off before it
 
 
-def record(oracle: Oracle) -> Tensors:
-    """``codec``. ``code_margin``: by how much each level's nearest codeword is nearer than the next."""
-    codec, settings = oracle.tts.audio_codec, oracle.settings
-    frames, ratio, rng = settings.inputs["codec_frames"], codec.config.wav_to_token_ratio, settings.inputs_for("codec")
-    wav = signals.speech_like(ratio * frames, TARGET_RATE_HZ, rng)[None]
+def record(oracle: Oracle, wav: torch.Tensor, given: torch.Tensor) -> Tensors:
+    """``codec``, of sound to encode and codes to decode.
+
+    ``code_margin``: by how much each level's nearest codeword is nearer than the next.
+    """
+    codec = oracle.tts.audio_codec
     latents = codec.ae_encode(wav)
     codes, _ = codec.encode(wav, torch.tensor([wav.shape[-1]]))
-    sizes = (1, frames, settings.tts["num_quantizers"])
-    given = signals.integers(0, settings.tts["codebook_size"], sizes, rng)
-    decoded, decoded_len = codec.decode(given, torch.tensor([frames]))
-    silence = torch.zeros(1, 1, ratio * SILENCE_FRAMES)
+    decoded, decoded_len = codec.decode(given, torch.tensor([given.shape[1]]))
+    silence = torch.zeros(1, 1, codec.config.wav_to_token_ratio * SILENCE_FRAMES)
     return {
         "wav": wav, "latents": latents, "codes": codes, "code_margin": quantizer_margins(codec.prvq, latents),
         "decode_codes": given, "dequantized": codec.dequantize(given), "decoded": decoded, "decoded_len": decoded_len,

@@ -18,17 +18,17 @@ FEW_QUANTIZERS = 8
 ISOLATED_SEED = 1  # added to the noise seed
 
 
-def record(oracle: Oracle) -> Tensors:
-    """``tts``."""
+def record(oracle: Oracle, text: torch.Tensor) -> Tensors:
+    """``tts``: the steps of ``[steps]`` text ids."""
     model = oracle.tts.tts_model
     prompt = voice_prompt(oracle)
     tensors = embeddings(oracle) | {f"init_{key}": value for key, value in prompt.items()}
-    tensors |= generation(oracle, model, prompt, oracle.tts.codec_silence_tokens)
+    tensors |= generation(oracle, model, text, prompt, oracle.tts.codec_silence_tokens)
     tensors["masked_step_hidden"] = fully_masked_step(model, prompt)
     return tensors | isolated_heads(oracle)
 
 
-def record_few_quantizers(oracle: Oracle) -> Tensors:
+def record_few_quantizers(oracle: Oracle, text: torch.Tensor) -> Tensors:
     """``tts_q8``: the same weights with the first eight codebooks only.
 
     At 31 quantizers a fusion that divides by their number cannot be told from NVIDIA's, which divides by the
@@ -45,7 +45,7 @@ def record_few_quantizers(oracle: Oracle) -> Tensors:
     prompt["code"] = prompt["code"][..., :FEW_QUANTIZERS]
     silence = oracle.tts.codec_silence_tokens[:FEW_QUANTIZERS]
     tensors = {f"init_{key}": value for key, value in prompt.items()}
-    return tensors | generation(oracle, model, prompt, silence)
+    return tensors | generation(oracle, model, text, prompt, silence)
 
 
 def voice_prompt(oracle: Oracle) -> Tensors:
@@ -66,19 +66,9 @@ def embeddings(oracle: Oracle) -> Tensors:
     }  # fmt: skip
 
 
-def step_ids(oracle: Oracle) -> torch.Tensor:
-    """Text of the steps: BOS, words with pads between, EOS, pads, words."""
-    settings = oracle.settings
-    ids = signals.integers(3, oracle.vocab_size, (settings.inputs["tts_steps"],), settings.inputs_for("tts"))
-    ids[[3, 11]] = PAD
-    ids[0], ids[15], ids[16:20] = BOS, EOS, PAD
-    return ids
-
-
-def generation(oracle: Oracle, model: Any, prompt: Tensors, silence: torch.Tensor) -> Tensors:
+def generation(oracle: Oracle, model: Any, ids: torch.Tensor, prompt: Tensors, silence: torch.Tensor) -> Tensors:
     """Warm-up, then one step a text token, each fed the codes of the one before (silence at EOS)."""
     sampling = oracle.tts._get_generation_config(True)
-    ids = step_ids(oracle)
     rows: dict[str, list[torch.Tensor]] = {"prev_codes": [], "hidden": [], "codes": []}
     with outputs_of({"fused": model.gated_fusion_audio_text}) as seen, mixture_outputs(model) as mixture:
         warm = warm_up(model, prompt)

@@ -4,19 +4,13 @@ from typing import Any
 
 import torch
 
-from .. import signals, transcript
+from .. import transcript
 from ..model import Oracle
 from ..noise import NoiseTape, code_margins, margins_by_step
 from ..recording import Tensors, margin
-from ..settings import BOS, EOS, SOURCE_RATE_HZ
+from ..settings import BOS, EOS
 
 CLIP_SEED = 10  # added to the noise seed
-
-
-def clip(oracle: Oracle) -> torch.Tensor:
-    """Speech that ends within a frame."""
-    settings = oracle.settings
-    return signals.speech_like(settings.inputs["clip_samples"], SOURCE_RATE_HZ, settings.inputs_for("clip"))
 
 
 def prompt_ids(oracle: Oracle) -> torch.Tensor:
@@ -25,13 +19,13 @@ def prompt_ids(oracle: Oracle) -> torch.Tensor:
     return torch.tensor([[BOS, *encoded, EOS]])
 
 
-def record(oracle: Oracle, prompted: bool) -> Tensors:
-    """``e2e_plain`` or ``e2e_prompt``.
+def record(oracle: Oracle, wav: torch.Tensor, prompted: bool) -> Tensors:
+    """``e2e_plain`` or ``e2e_prompt`` of ``[1, samples]``.
 
     The timeline of NVIDIA's loop counts the prompt; its text is cut to the audio frames, its codes and audio are not.
     The speech decoder is not run at time 0, where the codes stay 0.
     """
-    wav, prompt = clip(oracle), prompt_ids(oracle)
+    prompt = prompt_ids(oracle)
     options = {"prompt_tokens": prompt, "prompt_token_lens": torch.tensor([prompt.shape[1]])} if prompted else {}
     spoken: list[torch.Tensor] = []
     with NoiseTape(oracle.settings.noise_seed + CLIP_SEED) as tape, code_margins() as margins:

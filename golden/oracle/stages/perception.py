@@ -2,22 +2,14 @@
 
 import torch
 
-from .. import signals, transcript
+from .. import transcript
 from ..model import Oracle
 from ..recording import Tensors, layers_of, outputs_of
-from ..settings import FRAME_SAMPLES, SOURCE_RATE_HZ
 
 
-def clip(oracle: Oracle, name: str) -> torch.Tensor:
-    """``exact`` ends on a frame and outlasts the encoder's left context; ``odd`` does not end on a frame."""
-    inputs = oracle.settings.inputs
-    samples = {"exact": inputs["exact_frames"] * FRAME_SAMPLES, "odd": inputs["odd_samples"]}[name]
-    return signals.speech_like(samples, SOURCE_RATE_HZ, oracle.settings.inputs_for(f"perception_{name}"))
-
-
-def record(oracle: Oracle, name: str) -> Tensors:
-    """``perception_<name>``."""
-    wav, perception = clip(oracle, name), oracle.stt.perception
+def record(oracle: Oracle, wav: torch.Tensor) -> Tensors:
+    """``perception_*`` of ``[1, samples]``."""
+    perception = oracle.stt.perception
     samples = torch.tensor([wav.shape[1]])
     mel, mel_len = perception.preprocessor(input_signal=wav, length=samples)
     watched = {"pre_encode": perception.encoder.pre_encode, **layers_of(perception.encoder.layers)}

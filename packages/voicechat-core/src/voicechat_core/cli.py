@@ -341,7 +341,9 @@ def bench(
 
 @app.command()
 def verify(
-    goldens: Annotated[Path, typer.Argument(metavar="GOLDENS_DIR", help="Holds checkpoint/, goldens/, manifest.json.")],
+    goldens: Annotated[
+        Path, typer.Argument(metavar="GOLDENS_DIR", help="Holds goldens/, manifest.json, and checkpoint/ or its name.")
+    ],
     checkpoint: Annotated[
         str | None,
         typer.Option(help="Another build of the same weights, by directory or hub name: measured, not judged."),

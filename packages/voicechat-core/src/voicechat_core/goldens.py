@@ -12,6 +12,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from voicechat_core.errors import GoldensError
+from voicechat_core.hub import locate
 
 __all__ = ["Arrays", "Fault", "Goldens"]
 
@@ -20,6 +21,7 @@ Arrays = dict[str, np.ndarray[Any, Any]]
 MISSING = "missing: the manifest lists it"
 CHANGED = "changed: its bytes are not the manifest's"
 LEFT_OVER = "left over: the manifest does not list it"
+DIGITS = 12  # of a hash, enough to tell two files apart
 
 
 @dataclass(frozen=True)
@@ -32,8 +34,16 @@ class Fault:
 
 
 @dataclass(frozen=True)
+class Named:
+    """A checkpoint that lies elsewhere: its ``name``, and what a person does to ``remake`` the goldens of it."""
+
+    name: str
+    remake: str
+
+
+@dataclass(frozen=True)
 class Goldens:
-    """``checkpoint/``, ``goldens/`` and ``manifest.json``.
+    """``goldens/``, ``manifest.json``, and ``checkpoint/`` unless the manifest names one that lies elsewhere.
 
     ``listed`` holds the manifest's entries by (stage, tensor), ``files`` its hashes of the checkpoint's files (older
     manifests have none), ``stages`` the tensors themselves.
@@ -42,6 +52,7 @@ class Goldens:
     path: Path
     listed: dict[tuple[str, str], dict[str, Any]]
     files: dict[str, str]
+    named: Named | None
     stages: dict[str, Arrays]
 
     @classmethod
@@ -51,25 +62,45 @@ class Goldens:
         Raises:
             GoldensError: naming the file that is missing or cannot be read.
         """
-        listed, files = _read_manifest(path / "manifest.json")
+        listed, files, named = _read_manifest(path / "manifest.json")
         paths = sorted((path / "goldens").glob("*.safetensors"))
         if not paths:
             raise GoldensError(f"{path / 'goldens'}: no safetensors files")
-        return cls(path, listed, files, {file.stem: _read_tensors(file) for file in paths})
+        return cls(path, listed, files, named, {file.stem: _read_tensors(file) for file in paths})
 
-    @property
     def checkpoint(self) -> Path:
-        """The checkpoint's directory."""
-        return self.path / "checkpoint"
+        """The checkpoint's directory: the folder's own, or the named one, if it is still the one that it was.
+
+        Raises:
+            GoldensError: for a named one that has changed: nothing here is of it.
+            HubError: when it is to be downloaded and cannot be.
+        """
+        if self.named is None:
+            return self.path / "checkpoint"
+        directory = locate(self.named.name)
+        if directory.is_dir():  # else it is for the loader to say
+            self._refuse_another(directory, self.named)
+        return directory
+
+    def _refuse_another(self, directory: Path, named: Named) -> None:
+        for file, found in self._unlike(directory):
+            expected = f"{self.files[file][:DIGITS]} in the manifest"
+            what = f"has SHA-256 {found[:DIGITS]} here, {expected}" if found else "is missing here"
+            which = f"made with another {named.name}: {file} {what}"
+            raise GoldensError(f"{self.path}: {which}; to make it of this one: {named.remake}")
+
+    def _unlike(self, directory: Path) -> Iterator[tuple[str, str]]:
+        """The checkpoint's files that are not the manifest's, each with its hash, which is empty for an absent one."""
+        for name, expected in sorted(self.files.items()):
+            path = directory / name
+            found = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
+            if found != expected:
+                yield name, found
 
     def faults(self) -> Iterator[Fault]:
         """Each tensor and file that is absent, changed or left over."""
-        for name, expected in sorted(self.files.items()):
-            path = self.checkpoint / name
-            if not path.is_file():
-                yield Fault("checkpoint", name, MISSING)
-            elif hashlib.sha256(path.read_bytes()).hexdigest() != expected:
-                yield Fault("checkpoint", name, CHANGED)
+        for name, found in self._unlike(self.checkpoint()):
+            yield Fault("checkpoint", name, CHANGED if found else MISSING)
         for (stage, tensor), entry in sorted(self.listed.items()):
             note = _difference(entry, self.stages.get(stage, {}).get(tensor))
             if note:
@@ -91,16 +122,26 @@ def _difference(entry: dict[str, Any], found: np.ndarray | None) -> str:
     return CHANGED if entry.get("sha256", digest) != digest else ""
 
 
-def _read_manifest(path: Path) -> tuple[dict[tuple[str, str], dict[str, Any]], dict[str, str]]:
+def _read_manifest(path: Path) -> tuple[dict[tuple[str, str], dict[str, Any]], dict[str, str], Named | None]:
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))
         listed = {_split(name): dict(entry) for name, entry in manifest["tensors"].items()}
-        return listed, {str(name): str(digest) for name, digest in manifest.get("files", {}).items()}
+        files = {str(name): str(digest) for name, digest in manifest.get("files", {}).items()}
+        return listed, files, _named(manifest.get("checkpoint"))
     except FileNotFoundError as error:
         parts = "checkpoint/, goldens/ and manifest.json"
         raise GoldensError(f"{path}: no such file; a goldens folder holds {parts}") from error
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise GoldensError(f"{path}: not a manifest with tensors: {error!r}") from error
+
+
+def _named(entry: Any) -> Named | None:
+    if entry is None:
+        return None
+    name, remake = entry["name"], entry["remake"]
+    if not (isinstance(name, str) and isinstance(remake, str)):
+        raise TypeError(f"checkpoint is {entry!r}")
+    return Named(name, remake)
 
 
 def _split(name: str) -> tuple[str, str]:

@@ -1,5 +1,7 @@
 """Every stage against a folder of goldens: ``checkpoint/``, ``goldens/`` and ``manifest.json``, nothing else.
 
+Instead of holding a checkpoint the manifest may name one, with the hashes of its files.
+
 Integers must be equal. Floats may differ by a tolerance that tolerances.toml states, with its reason, relative to the
 golden's largest value. Every tensor of the folder must also be what its manifest says it is.
 
@@ -77,19 +79,21 @@ def verify(folder: Path, *, checkpoint: Path | None = None, precision: Precision
     """Compute every stage of a goldens folder here and compare.
 
     Args:
-        folder: holds ``checkpoint/``, ``goldens/`` and ``manifest.json``.
+        folder: holds ``checkpoint/`` (or names one), ``goldens/`` and ``manifest.json``.
         checkpoint: another build of the folder's checkpoint to take instead.
         precision: of the networks. Anything but the folder's own checkpoint in float32 is measured, not judged.
 
     Raises:
-        GoldensError: when a part of the folder is missing or cannot be read.
+        GoldensError: when a part of the folder is missing or cannot be read, or it is of another checkpoint than the
+            one that now has the name.
         CheckpointError: when its checkpoint cannot be loaded.
         InputError: for a precision that does not exist.
     """
     goldens = Goldens.read(folder)
+    own = goldens.checkpoint()
     if checkpoint is not None:
-        _check_same(goldens.checkpoint, checkpoint)
-    model = load_model(checkpoint or goldens.checkpoint, precision)
+        _check_same(own, checkpoint)
+    model = load_model(checkpoint or own, precision)
     judged = checkpoint is None and precision == "float32"
     checks = [Check(fault.stage, fault.tensor, False, note=fault.note) for fault in goldens.faults()]
     skipped: dict[str, str] = {}
@@ -101,7 +105,7 @@ def verify(folder: Path, *, checkpoint: Path | None = None, precision: Precision
         else:
             checks += _check_stage(model, stage, name, goldens, skipped, absent, judged=judged)
     absent += [stage.files for stage in STAGES if not any(re.fullmatch(stage.files, name) for name in goldens.stages)]
-    return Report(folder, checks, skipped, absent, "" if judged else f"{checkpoint or goldens.checkpoint}, {precision}")
+    return Report(folder, checks, skipped, absent, "" if judged else f"{checkpoint or own}, {precision}")
 
 
 def _check_same(golden: Path, build: Path) -> None:
