@@ -17,12 +17,16 @@ from msgspec import UNSET
 
 from voicechat_core.errors import WireError
 
-__all__ = ["parse_object", "refusal", "shown", "struct_of"]
+__all__ = ["parse_object", "parse_value", "refusal", "shown", "struct_of"]
 
 Struct = TypeVar("Struct")
 
 SHOWN_CHARACTERS = 40  # of a value in an error message
 LONGEST_INTEGER = 40  # digits; the largest number of the protocol, a seed, has 20
+
+
+class _UnfitError(Exception):
+    """What is wrong with a text, to be said of it."""
 
 
 def parse_object(text: str | bytes) -> dict[str, Any]:
@@ -31,21 +35,33 @@ def parse_object(text: str | bytes) -> dict[str, Any]:
     Raises:
         WireError: for anything else.
     """
+    value = parse_value(text)
+    if not isinstance(value, dict):
+        raise WireError(f"the message is {shown(value)}; a JSON object is needed")
+    return value
+
+
+def parse_value(text: str | bytes, what: str = "the message") -> Any:
+    """The JSON value that ``text`` is, of whatever kind; ``what`` it is, for the error.
+
+    Raises:
+        WireError: when it is none.
+    """
     try:
         text = text if isinstance(text, str) else text.decode("utf-8")
         value = json.loads(text, object_pairs_hook=_object, parse_int=_int, parse_float=_float, parse_constant=_refuse)
         if not text.isascii() or "\\u" in text:  # a long base64 string need not be looked through
             json.dumps(value, ensure_ascii=False).encode("utf-8")
     except RecursionError:
-        raise WireError("the message is nested too deeply") from None
+        raise WireError(f"{what} is nested too deeply") from None
     except json.JSONDecodeError as error:
-        raise WireError(f"the message is not JSON: character {error.pos} cannot stand there") from None
+        raise WireError(f"{what} is not JSON: character {error.pos} cannot stand there") from None
     except UnicodeDecodeError as error:
-        raise WireError(f"the message is not UTF-8: byte {error.start} cannot stand there") from None
+        raise WireError(f"{what} is not UTF-8: byte {error.start} cannot stand there") from None
     except UnicodeEncodeError as error:
-        raise WireError(f"the message holds the lone surrogate {error.object[error.start]!r}") from None
-    if not isinstance(value, dict):
-        raise WireError(f"the message is {shown(value)}; a JSON object is needed")
+        raise WireError(f"{what} holds the lone surrogate {error.object[error.start]!r}") from None
+    except _UnfitError as fault:
+        raise WireError(f"{what} {fault}") from None
     return value
 
 
@@ -91,26 +107,26 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in pairs:
         if key in found:
-            raise WireError(f"the message has the key {shown(key)} twice in one object")
+            raise _UnfitError(f"has the key {shown(key)} twice in one object")
         found[key] = value
     return found
 
 
 def _int(digits: str) -> int:
     if len(digits) > LONGEST_INTEGER:
-        raise WireError(f"the message holds a number of {len(digits)} characters; {LONGEST_INTEGER} at most are read")
+        raise _UnfitError(f"holds a number of {len(digits)} characters; {LONGEST_INTEGER} at most are read")
     return int(digits)
 
 
 def _float(digits: str) -> float:
     value = float(digits)
     if math.isinf(value):
-        raise WireError(f"the message holds a number out of range: {digits[:SHOWN_CHARACTERS]}")
+        raise _UnfitError(f"holds a number out of range: {digits[:SHOWN_CHARACTERS]}")
     return value
 
 
 def _refuse(name: str) -> NoReturn:
-    raise WireError(f"the message holds {name}, which is not JSON")
+    raise _UnfitError(f"holds {name}, which is not JSON")
 
 
 def _path(message: str) -> list[str]:
