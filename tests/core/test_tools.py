@@ -4,6 +4,7 @@ import json
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from functools import partial
 from itertools import chain, pairwise, repeat
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.core import scripted
+from tests.core.scripted import DONE, END, PAD, SAID, START
 from voicechat_core import (
     AudioFrame,
     Event,
@@ -33,8 +36,7 @@ from voicechat_core.nn.ear_tts import EarTTS
 from voicechat_core.tokenizer import Tokenizer
 from voicechat_core.tools import Forced, ToolChannel, parse_calls
 
-EOS, SILENCE, PAD, START, END, DONE = 2, 11, 12, 20, 21, 22
-SAID = 40  # a text id that the model would always say
+EOS, SILENCE = 2, 11
 SHORT = '{"name":"a"}'  # in a session each id takes a frame
 SHORT_TWO = '[{"name":"a"},{"name":"b","arguments":{"n":2}}]'
 DICE = '<TOOLCALL>[{"name": "roll_dice", "arguments": {"sides": 6}}]</TOOLCALL>'
@@ -71,6 +73,7 @@ def test_what_is_a_call(text: str, calls: list[tuple[str, dict[str, Any]]]) -> N
         ("", "the call is not JSON: character 0 cannot stand there"),
         ('[{"name": "time"', "the call is not JSON: character 16 cannot stand there"),
         ("[]", "the call is an empty list"),
+        (json.dumps([{"name": "time"}] * 17), "the call is a list of 17; 16 are the most"),
         ('"time"', "a call is 'time'; an object is needed"),
         ("[[]]", "a call is an array; an object is needed"),
         ('{"arguments": {}}', "a call's name is null; text is needed"),
@@ -349,26 +352,13 @@ def test_whatever_comes_in_whatever_order(tiny: VoiceChat, script: list[Any]) ->
 # ---- in a session
 
 
-Script = Callable[..., None]
+Script = Callable[[Iterable[int]], None]
 
 
 @pytest.fixture
 def script(monkeypatch: pytest.MonkeyPatch) -> Script:
     """Make the function head choose ids, one a frame, then PAD; the text head always says ``SAID``."""
-    original = duplex._think
-
-    def scripted(ids: Iterable[int]) -> None:
-        left: Iterator[int] = chain(ids, repeat(PAD))
-
-        def think(model: Any, audio: mx.array, *rest: Any) -> Frame:
-            frame = original(model, audio, *rest)
-            if audio.shape[1] == 1:
-                frame.text, frame.function = mx.array([[SAID]], mx.int32), mx.array([[next(left)]], mx.int32)
-            return frame
-
-        monkeypatch.setattr(duplex, "_think", think)
-
-    return scripted
+    return partial(scripted.script, monkeypatch)
 
 
 def sound(frames: int) -> np.ndarray:
@@ -557,7 +547,7 @@ def test_a_function_must_return_json(tiny: VoiceChat, tokenizer: Tokenizer, scri
 MIDDLES = {"calling": (3, 3, -9), "waiting": (5, 5, 3), "half answered": (5, 1, 3), "responding": (0, 0, 7)}
 
 
-@pytest.mark.parametrize(("middle", "how"), zip(MIDDLES, ["file", "fork", "file", "fork"], strict=True))
+@pytest.mark.parametrize(("middle", "how"), [*zip(MIDDLES, ["file", "fork", "file", "fork"], strict=True)])
 def test_a_snapshot_in_the_middle_of_a_call(
     tiny: VoiceChat, tokenizer: Tokenizer, script: Script, tmp_path: Path, middle: str, how: str
 ) -> None:

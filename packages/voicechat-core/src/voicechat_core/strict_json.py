@@ -1,4 +1,4 @@
-"""JSON from somebody else, read strictly: what it is asked for, or one short ``WireError``.
+"""JSON from somebody else, read strictly: what it is asked for, or one short ``WireError``; and to somebody else.
 
 Stricter than ``json.loads``: no NaN or Infinity, no key twice (parsers disagree on which one counts), no lone
 surrogates (such text cannot be written as UTF-8 again), no numbers out of all range. An error names the field, what is
@@ -15,9 +15,9 @@ from typing import Any, NoReturn, TypeVar
 import msgspec
 from msgspec import UNSET
 
-from voicechat_core.errors import WireError
+from voicechat_core.errors import InputError, WireError
 
-__all__ = ["parse_object", "parse_value", "refusal", "shown", "struct_of"]
+__all__ = ["json_of", "parse_object", "parse_value", "refusal", "shown", "struct_of"]
 
 Struct = TypeVar("Struct")
 
@@ -63,6 +63,18 @@ def parse_value(text: str | bytes, what: str = "the message") -> Any:
     except _UnfitError as fault:
         raise WireError(f"{what} {fault}") from None
     return value
+
+
+def json_of(value: object, what: str) -> str:
+    """A value as JSON in ASCII; ``what`` it is, for the error.
+
+    Raises:
+        InputError: when it cannot be JSON.
+    """
+    try:
+        return json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InputError(f"{what} is no JSON value: {error}") from None
 
 
 def struct_of(kind: type[Struct], data: dict[str, Any]) -> Struct:

@@ -13,7 +13,6 @@ stands there whatever it chooses. A call that cannot be read is a ``ToolCallFail
 Plain values, no arrays: ``forced`` says what is to stand in the frame that comes, ``took`` is told what stood in it.
 """
 
-import json
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from typing import Any, Final
 from voicechat_core.config import VoiceChatConfig
 from voicechat_core.errors import InputError, WireError
 from voicechat_core.events import ToolCall, ToolCallFailed
-from voicechat_core.strict_json import parse_value, shown
+from voicechat_core.strict_json import json_of, parse_value, shown
 from voicechat_core.tokenizer import SpecialIds, Tokenizer
 
 __all__ = [
@@ -32,7 +31,6 @@ __all__ = [
     "ToolChannel",
     "ToolFunctions",
     "error_payload",
-    "output_json",
     "parse_calls",
 ]
 
@@ -42,6 +40,8 @@ WAIT_FRAMES: Final = 125  # ten seconds: longer, and whoever asked has hung up
 MOST_CALL_FRAMES: Final = 512  # from a call's start to its end, 41 s; each token takes one
 MOST_CALL_PADS: Final = 125  # without a token in between: the model has forgotten that it was calling
 MOST_RESPONSE_TOKENS: Final = 1024  # of what is supplied, 82 s: each takes a frame in which nothing is said
+MOST_CALLS: Final = 16  # in one list: nobody asks for as many, and each is an event and an output
+OUTPUT: Final = "a tool's output"
 NO_ANSWER: Final = "the tool did not answer in time"
 
 IDLE, CALLING, WAITING, RESPONDING = "idle", "calling", "waiting", "responding"
@@ -124,7 +124,7 @@ class ToolChannel:
         """
         if self._outputs.get(call_id, "") is not None or self._stage != WAITING:
             raise InputError(f"call_id is {shown(call_id)}; {self._awaited()}")
-        outputs = {**self._outputs, call_id: output_json(output)}
+        outputs = {**self._outputs, call_id: json_of(output, OUTPUT)}
         response = self._written(outputs)
         if len(response) > MOST_RESPONSE_TOKENS:
             raise InputError(
@@ -174,7 +174,7 @@ class ToolChannel:
 
     def _answer_for_them(self) -> None:
         """Whoever waits longer hangs up: what has not come is an error, which the model reads like any output."""
-        late = output_json(error_payload(NO_ANSWER))
+        late = json_of(error_payload(NO_ANSWER), OUTPUT)
         outputs = {call_id: late if output is None else output for call_id, output in self._outputs.items()}
         self._begin_response(self._written(outputs))
 
@@ -245,6 +245,8 @@ def parse_calls(text: str) -> list[tuple[str, dict[str, Any]]]:
     calls = found if isinstance(found, list) else [found]
     if not calls:
         raise InputError("the call is an empty list")
+    if len(calls) > MOST_CALLS:
+        raise InputError(f"the call is a list of {len(calls)}; {MOST_CALLS} are the most")
     return [_parsed_call(call) for call in calls]
 
 
@@ -272,18 +274,6 @@ def _json(text: str, what: str) -> Any:
 
 
 # ---- what a tool says
-
-
-def output_json(output: object) -> str:
-    """A tool's output as a response has it: JSON in ASCII.
-
-    Raises:
-        InputError: for what is no JSON value.
-    """
-    try:
-        return json.dumps(output, allow_nan=False)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise InputError(f"a tool's output is no JSON value: {error}") from None
 
 
 def error_payload(message: str) -> dict[str, str]:
