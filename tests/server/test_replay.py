@@ -215,6 +215,9 @@ def test_a_session_whose_calls_were_answered(tmp_path: Path, tiny: VoiceChat, mo
         for output in (long, 5):
             item = {"type": "function_call_output", "call_id": call["call_id"], "output": output}
             await peer.say(json.dumps({"type": "conversation.item.create", "item": item}))
+            if output is long:
+                *_, refused = await hear_until(peer, "error")
+                assert "1024 are the most" in refused["error"]["message"]
         await peer.say(append(sound(50)))
         await peer.say(COMMIT)
         told = [m for m in await hear_all(peer) if m["type"] == "response.function.delta"]
