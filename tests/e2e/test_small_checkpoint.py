@@ -60,7 +60,9 @@ def rolled(small: ServerProcess, tmp_path: Path, *tools: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("number", "answer"), [("five", "You rolled a five."), ("two", "You rolled a two.")])
 def test_it_reads_what_a_tool_says(small: ServerProcess, tmp_path: Path, number: str, answer: str) -> None:
-    told = rolled(small, tmp_path, "--tool", f"roll_dice=echo {number}")
+    told = rolled(
+        small, tmp_path, "--tools", "--tool", f"roll_dice=echo {number}"
+    )  # which stands before that of --tools
     assert f'<TOOL_RESPONSE>["{number}"]</TOOL_RESPONSE>' in told["function_text"]
     assert told["text"] == answer
     [call] = told["function_calls"]
