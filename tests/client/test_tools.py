@@ -197,11 +197,11 @@ def test_a_failure_is_told_and_answered(event: wire.ServerEvent, line: str, outp
     assert server.given == [("call_3_0", {"error": output})]
 
 
-def test_what_is_no_call_is_passed_over() -> None:
-    failed = wire.ResponseFunctionCallFailed(event_id="e", frame_index=0, reason="x", written="{")
+def test_what_is_no_call_is_told_and_needs_no_answer() -> None:
+    failed = wire.ResponseFunctionCallFailed(event_id="e", frame_index=0, reason="it\x1b is none", written="{")
     server, told = answered({"five": five}, failed, call(9, "five"), call(9, "five"))
     assert [call_id for call_id, _ in server.given] == ["call_9_0"] * 2
-    assert told == []
+    assert told == ["the model wrote a call that cannot be read: it� is none"]
 
 
 def test_the_end_of_the_block_ends_the_tools_and_its_error_is_itself() -> None:

@@ -55,7 +55,7 @@ async def answering(
     Args:
         conversation: whose session is open, with ``function_calls``.
         tools: by their names.
-        told: given a line for each call that failed.
+        told: given a line for each call that failed, by its tool or by what the model wrote.
         seconds: that a tool may take; it is cancelled then.
 
     Raises:
@@ -65,6 +65,8 @@ async def answering(
     def heard(event: wire.ServerEvent) -> None:
         if isinstance(event, wire.ResponseFunctionCallArgumentsDone):
             nursery.start_soon(_answer, conversation, event, tools, told, seconds)
+        elif isinstance(event, wire.ResponseFunctionCallFailed):
+            told(f"the model wrote a call that cannot be read: {printable(event.reason, ' ')}")
 
     failure: Exception | None = None
     async with trio.open_nursery() as nursery:
