@@ -16,6 +16,7 @@ Plain values, no arrays: ``forced`` says what is to stand in the frame that come
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any, Final
 
 from voicechat_core.config import VoiceChatConfig
@@ -44,9 +45,16 @@ MOST_CALLS: Final = 16  # in one list: nobody asks for as many, and each is an e
 OUTPUT: Final = "a tool's output"
 NO_ANSWER: Final = "the tool did not answer in time"
 
-IDLE, CALLING, WAITING, RESPONDING = "idle", "calling", "waiting", "responding"
-
 ToolFunctions = Mapping[str, Callable[..., object]]  # a function of a tool's arguments, by the tool's name
+
+
+class Stage(Enum):
+    """Where a session's calls stand; see above."""
+
+    IDLE = "idle"
+    CALLING = "calling"
+    WAITING = "waiting"
+    RESPONDING = "responding"
 
 
 @dataclass(frozen=True)
@@ -77,7 +85,7 @@ class ToolChannel:
         self._become_idle()
 
     def _become_idle(self) -> None:
-        self._stage = IDLE
+        self._stage = Stage.IDLE
         self._call: list[int] = []  # ids of text since the call began
         self._frames = 0  # since the call began, or since it waits
         self._pads = 0  # the last of these frames, as long as no text came
@@ -90,11 +98,11 @@ class ToolChannel:
         """What stands in the next frame."""
         pad = self._ids.pad
         match self._stage:
-            case "calling":
+            case Stage.CALLING:
                 return Forced(text=pad)
-            case "waiting":
+            case Stage.WAITING:
                 return Forced(text=pad, function=pad)
-            case "responding":
+            case Stage.RESPONDING:
                 return Forced(text=pad, function=self._response[0])
         return Forced(silenced_by=self._start)
 
@@ -102,14 +110,14 @@ class ToolChannel:
         """Frame ``frame_index`` has run, and ``function`` stood on the channel: the calls that end with it."""
         self._frames += 1
         match self._stage:
-            case "idle" if function == self._start:
+            case Stage.IDLE if function == self._start:
                 self._become_idle()
-                self._stage = CALLING
-            case "calling":
+                self._stage = Stage.CALLING
+            case Stage.CALLING:
                 return self._called(frame_index, function)
-            case "waiting" if self._frames >= self._wait_frames:
+            case Stage.WAITING if self._frames >= self._wait_frames:
                 self._answer_for_them()
-            case "responding":
+            case Stage.RESPONDING:
                 del self._response[0]
                 if not self._response:
                     self._become_idle()
@@ -122,7 +130,7 @@ class ToolChannel:
             InputError: when no such call waits (any more), for an output that is no JSON value, or one that is too
                 long. Nothing has changed then.
         """
-        if self._outputs.get(call_id, "") is not None or self._stage != WAITING:
+        if not isinstance(call_id, str) or self._outputs.get(call_id, "") is not None:
             raise InputError(f"call_id is {shown(call_id)}; {self._awaited()}")
         outputs = {**self._outputs, call_id: json_of(output, OUTPUT)}
         response = self._written(outputs)
@@ -161,7 +169,7 @@ class ToolChannel:
             for place, (name, arguments) in enumerate(calls)
         ]
         self._become_idle()
-        self._stage = WAITING
+        self._stage = Stage.WAITING
         self._outputs = {event.call_id: None for event in events if isinstance(event, ToolCall)}
         return events
 
@@ -180,7 +188,7 @@ class ToolChannel:
 
     def _begin_response(self, response: list[int]) -> None:
         self._become_idle()
-        self._stage, self._response = RESPONDING, [*response, self._response_end]
+        self._stage, self._response = Stage.RESPONDING, [*response, self._response_end]
 
     def _written(self, outputs: Mapping[str, str | None]) -> list[int]:
         """A response's ids, as far as there are outputs."""
@@ -200,7 +208,7 @@ class ToolChannel:
     def saved(self) -> dict[str, Any]:
         """The state, for ``restore``; it can be written as JSON."""
         return {
-            "stage": self._stage,
+            "stage": self._stage.value,
             "call": list(self._call),
             "frames": self._frames,
             "pads": self._pads,
@@ -210,7 +218,7 @@ class ToolChannel:
 
     def restore(self, saved: Mapping[str, Any]) -> None:
         """Go on where another one was saved."""
-        self._stage, self._frames, self._pads = saved["stage"], saved["frames"], saved["pads"]
+        self._stage, self._frames, self._pads = Stage(saved["stage"]), saved["frames"], saved["pads"]
         self._call, self._response = list(saved["call"]), list(saved["response"])
         self._outputs = dict(saved["outputs"])
 
