@@ -88,6 +88,10 @@ def test_what_is_a_call(text: str, calls: list[tuple[str, dict[str, Any]]]) -> N
         ('{"name": "dice", "arguments": {"sides": NaN}}', "the call holds NaN, which is not JSON"),
         ('{"name": "a", "name": "b"}', "the call has the key 'name' twice in one object"),
         ('{"name": "\\ud800"}', "the call holds the lone surrogate '\\ud800'"),
+        (
+            f'{{"name": "a", "arguments": {{"b": {"[" * 64}{"]" * 64}}}}}',
+            "the object of a's arguments has 65 levels; 64 are the most",
+        ),
         ("[" * 100000, "the call is nested too deeply"),
     ],
 )

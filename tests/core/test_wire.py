@@ -233,6 +233,21 @@ def test_and_nothing_else(output: Any) -> None:
         FunctionCallOutput(call_id="c", output=output)
 
 
+def test_an_output_may_be_nested_so_deeply() -> None:
+    """Somewhere it could be read and not be written again; that is far beyond."""
+
+    def nested(depth: int) -> str:
+        item = f'{{"call_id":"c","output":{"[" * depth}{"]" * depth}}}'
+        return f'{{"type":"conversation.item.create","item":{item}}}'
+
+    assert decode_client(nested(64))
+    for depth in range(65, 1100):
+        with pytest.raises(WireError, match=r"levels|nested too deeply"):
+            decode_client(nested(depth))
+    with pytest.raises(InputError, match="the output has 65 levels; 64 are the most"):
+        FunctionCallOutput(call_id="c", output=json.loads("[" * 64 + '{"a": 5}' + "]" * 64))
+
+
 @pytest.mark.parametrize(
     ("item", "message"),
     [

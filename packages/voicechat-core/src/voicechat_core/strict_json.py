@@ -20,8 +20,10 @@ from voicechat_core.errors import InputError, WireError
 __all__ = ["json_of", "parse_object", "parse_value", "refusal", "shown", "struct_of"]
 
 Struct = TypeVar("Struct")
+CONTAINERS = (dict, list, tuple)
 
 SHOWN_CHARACTERS = 40  # of a value in an error message
+MOST_NESTED = 64  # levels of what is written: whoever is told of it, deep in calls of its own, can read it again
 LONGEST_INTEGER = 40  # digits; the largest number of the protocol, a seed, has 20
 
 
@@ -72,9 +74,14 @@ def json_of(value: object, what: str) -> str:
         InputError: when it cannot be JSON.
     """
     try:
-        return json.dumps(value, allow_nan=False)
-    except (TypeError, ValueError, RecursionError) as error:
+        text = json.dumps(value, allow_nan=False)
+    except RecursionError:
+        raise InputError(f"{what} is nested too deeply; {MOST_NESTED} levels are the most") from None
+    except (TypeError, ValueError) as error:
         raise InputError(f"{what} is no JSON value: {error}") from None
+    if (levels := _levels(value)) > MOST_NESTED:
+        raise InputError(f"{what} has {levels} levels; {MOST_NESTED} are the most")
+    return text
 
 
 def struct_of(kind: type[Struct], data: dict[str, Any]) -> Struct:
@@ -86,6 +93,8 @@ def struct_of(kind: type[Struct], data: dict[str, Any]) -> Struct:
     try:
         return msgspec.convert(data, kind, strict=True)
     except msgspec.ValidationError as error:
+        if isinstance(error.__cause__, InputError):  # of the struct's own check
+            raise WireError(str(error.__cause__)) from None
         raise refusal(kind, data, _path(str(error))) from None
 
 
@@ -113,6 +122,16 @@ def shown(value: object) -> str:
         case str() if len(value) > SHOWN_CHARACTERS:
             return f"{value[:SHOWN_CHARACTERS]!r}... ({len(value)} characters)"
     return repr(value)
+
+
+def _levels(value: object) -> int:
+    """How deep the arrays and objects of a JSON value are nested; 0 without any."""
+    depth, level = 0, [value]
+    while inside := [
+        each.values() if isinstance(each, dict) else each for each in level if isinstance(each, CONTAINERS)
+    ]:
+        depth, level = depth + 1, [each for values in inside for each in values]
+    return depth
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

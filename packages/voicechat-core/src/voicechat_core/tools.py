@@ -271,6 +271,7 @@ def _parsed_call(call: object) -> tuple[str, dict[str, Any]]:
         arguments = {}
     if not isinstance(arguments, dict):
         raise InputError(f"{name}'s arguments are {shown(arguments)}; an object is needed")
+    json_of(arguments, f"the object of {name}'s arguments")  # whoever is told of them may have to write them
     return name, arguments
 
 
