@@ -1,5 +1,6 @@
 """What a server says, made by hand."""
 
+import json
 from typing import Any
 
 from voicechat_core import wire
@@ -45,3 +46,20 @@ def error(code: str, message: str) -> wire.ServerEvent:
 
 def done(frames: int) -> wire.ServerEvent:
     return wire.ResponseDone(event_id="e", frame_index=frames)
+
+
+def call(
+    index: int, name: str, arguments: dict[str, Any] | None = None, text: str | None = None
+) -> wire.ResponseFunctionCallArgumentsDone:
+    """A call of one function, whose arguments may be any ``text``."""
+    return wire.ResponseFunctionCallArgumentsDone(
+        event_id="e",
+        frame_index=index,
+        call_id=f"call_{index}_0",
+        name=name,
+        arguments=json.dumps(arguments or {}) if text is None else text,
+    )
+
+
+def no_call(index: int, written: str) -> wire.ResponseFunctionCallFailed:
+    return wire.ResponseFunctionCallFailed(event_id="e", frame_index=index, reason="it is none", written=written)

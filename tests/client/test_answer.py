@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from tests.client.events import assistant, done, frame, function, lag, user
+from tests.client.events import assistant, call, done, frame, function, lag, no_call, user
 from voicechat_client import Answer, ServerFaultError
 from voicechat_core import wire
 
@@ -23,9 +23,10 @@ def test_a_whole_answer() -> None:
     result.started(99.0)
     events = [
         wire.SessionPong(event_id="e"),
-        user(0, "Hel", "Hel"), assistant(0, "W", "W"), function(0, "{", "{"), frame(0),
+        user(0, "Hel", "Hel"), assistant(0, "W", "W"), function(0, "{", "{"), no_call(0, "{"), frame(0),
         lag(700, 2),
-        user(1, "lo", "Hello"), assistant(1, "ell", "Well"), function(1, "}", "{}"), frame(1),
+        user(1, "lo", "Hello"), assistant(1, "ell", "Well"), function(1, "}", "{}"),
+        call(1, "dice", {"sides": 6}), frame(1),
         wire.Error(event_id="e", error=wire.ErrorBody(code="inference_error", message="odd bytes")),
         lag(300, 3),
         assistant(1, "…", "Well…"),  # what the last token left unfinished
@@ -38,6 +39,10 @@ def test_a_whole_answer() -> None:
         "transcript": "Hello",
         "text": "Well…",
         "function_text": "{}",
+        "function_calls": [
+            {"frame_index": 0, "reason": "it is none", "written": "{"},
+            {"frame_index": 1, "call_id": "call_1_0", "name": "dice", "arguments": '{"sides": 6}'},
+        ],
         "text_tokens": [10, 11],
         "function_tokens": [20, 21],
         "audio_codes": [list(range(31)), list(range(1, 32))],
@@ -46,7 +51,7 @@ def test_a_whole_answer() -> None:
         "seed": 7,
         "seconds": 0.16,
         "ended": "done",
-        "first_audio_seconds": 11.0,
+        "first_audio_seconds": 12.0,
         "most_behind_ms": 700,
         "frames_skipped": 3,
         "recording": False,
@@ -136,3 +141,16 @@ def test_an_hour_is_small() -> None:
     grown, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert grown / 2000 < 200  # bytes: an hour has 45,000 frames, so 9 MB
+
+
+@pytest.mark.parametrize("index", [0, 2])
+def test_a_call_of_another_frame(index: int) -> None:
+    result = answer(frame(0))
+    with pytest.raises(ServerFaultError, match=f"a call of frame {index} came where frame 1 was due"):
+        result.add(call(index, "dice"))
+    assert result.function_calls == []
+
+
+def test_a_call_after_the_end() -> None:
+    with pytest.raises(ServerFaultError, match=r"arguments\.done came after the end"):
+        answer(done(0)).add(call(0, "dice"))

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.client.events import assistant, done, error, frame, function, lag, user
+from tests.client.events import assistant, call, done, error, frame, function, lag, no_call, user
 from voicechat_client import ServerFaultError
 from voicechat_client.ledger import Ledger
 from voicechat_core import wire
@@ -228,3 +228,57 @@ def test_words_are_counted() -> None:
     for event in (frame(0), PONG, assistant(0, "a", "a"), lag(0)):
         ledger.heard(event)
     assert ledger.words == 3
+
+
+# ---- calls
+
+CALLS = wire.SessionUpdate(session=wire.SessionOptions(function_calls=True))
+
+
+@pytest.mark.parametrize("event", [call(0, "dice"), no_call(0, "{")])
+def test_a_call_that_nobody_asked_for(event: wire.ServerEvent) -> None:
+    ledger = Ledger()
+    sends(ledger, wire.SessionUpdate())
+    with pytest.raises(ServerFaultError, match=r"sent 1 of response\.function_call.* can have 0 at most"):
+        ledger.heard(event)
+    sends(ledger, CALLS)
+    ledger.heard(event)
+
+
+@pytest.mark.parametrize("event", [call(0, "dice"), no_call(0, "{")])
+def test_no_more_calls_than_frames(event: wire.ServerEvent) -> None:
+    ledger = Ledger()
+    sends(ledger, CALLS)
+    sent(ledger, 1280)
+    ledger.heard(event)
+    ledger.heard(event)
+    with pytest.raises(ServerFaultError, match="can have 2 at most"):
+        ledger.heard(event)
+
+
+@pytest.mark.parametrize(
+    "event",
+    [call(0, "d" * 500, text="x" * 592), no_call(0, "{" * 1090), call(0, "d" * 1090), call(0, "", text="x" * 1092)],
+)
+def test_what_calls_say_is_bounded_by_the_frames(event: wire.ServerEvent) -> None:
+    """1,100 characters each, where two frames may have 2,000 in all."""
+    ledger = Ledger()
+    sends(ledger, CALLS)
+    sent(ledger, 1280)
+    ledger.heard(event)
+    with pytest.raises(
+        ServerFaultError, match=r"said 2200 characters by response\.function_call.* can have 2000 at most"
+    ):
+        ledger.heard(event)
+    sent(ledger, 1280)
+    ledger.heard(event)
+
+
+def test_a_long_call_is_no_long_message() -> None:
+    ledger = Ledger()
+    sends(ledger, CALLS)
+    sent(ledger, 100 * 1280)
+    event = call(0, "say", text="x" * 50000)
+    ledger.heard(event, characters=len(wire.encode(event)))
+    with pytest.raises(ServerFaultError, match="has 10000000 characters"):
+        ledger.heard(event, characters=10**7)

@@ -16,10 +16,12 @@ from hypothesis import strategies as st
 
 from voicechat_core import InputError, WireError, wire
 from voicechat_core.wire import (
+    ConversationItemCreate,
     ConversationItemInputAudioTranscriptionDelta,
     CreatedSession,
     Error,
     ErrorBody,
+    FunctionCallOutput,
     InputAudioBufferAppend,
     InputAudioBufferCommit,
     InputAudioBufferCommitted,
@@ -28,6 +30,8 @@ from voicechat_core.wire import (
     ResponseCancel,
     ResponseCancelled,
     ResponseDone,
+    ResponseFunctionCallArgumentsDone,
+    ResponseFunctionCallFailed,
     ResponseFunctionDelta,
     ResponseTextDelta,
     SessionCancel,
@@ -75,6 +79,17 @@ CLIENT = [
     ),
     (InputAudioBufferCommit(), '{"type":"input_audio_buffer.commit","pad_partial":true}'),
     (InputAudioBufferCommit(pad_partial=False), '{"type":"input_audio_buffer.commit","pad_partial":false}'),
+    (
+        SessionUpdate(session=SessionOptions(function_calls=True)),
+        '{"type":"session.update","session":{"function_calls":true}}',
+    ),
+    (
+        ConversationItemCreate(item=FunctionCallOutput(call_id="call_7_0", output="five")),
+        (
+            '{"type":"conversation.item.create","item":{"type":"function_call_output","call_id":"call_7_0",'
+            '"output":"five"}}'
+        ),
+    ),
     (SessionCancel(), '{"type":"session.cancel"}'),
     (ResponseCancel(), '{"type":"response.cancel"}'),
     (SessionPing(), '{"type":"session.ping"}'),
@@ -114,6 +129,22 @@ SERVER = [
         (
             f'{{"type":"response.function.delta","event_id":"{ID}","frame_index":3,"token_id":9,"delta":"{{",'
             '"text":"\\"{"}'
+        ),
+    ),
+    (
+        ResponseFunctionCallArgumentsDone(
+            event_id=ID, frame_index=7, call_id="call_7_0", name="roll_dice", arguments='{"sides": 6}'
+        ),
+        (
+            f'{{"type":"response.function_call_arguments.done","event_id":"{ID}","frame_index":7,'
+            '"call_id":"call_7_0","name":"roll_dice","arguments":"{\\"sides\\": 6}"}'
+        ),
+    ),
+    (
+        ResponseFunctionCallFailed(event_id=ID, frame_index=7, reason="the call is not JSON", written="{"),
+        (
+            f'{{"type":"response.function_call.failed","event_id":"{ID}","frame_index":7,'
+            '"reason":"the call is not JSON","written":"{"}'
         ),
     ),
     (
@@ -166,8 +197,8 @@ def test_a_server_says(event: wire.ServerEvent, text: str) -> None:
 def test_every_message_is_in_the_tables_above() -> None:
     assert {type(event) for event, _ in CLIENT} == set(wire.CLIENT_EVENTS.values())
     assert {type(event) for event, _ in SERVER} == set(wire.SERVER_EVENTS.values())
-    assert len(wire.CLIENT_EVENTS) == 6
-    assert len(wire.SERVER_EVENTS) == 12
+    assert len(wire.CLIENT_EVENTS) == 7
+    assert len(wire.SERVER_EVENTS) == 14
 
 
 @pytest.mark.parametrize(("event", "text"), [*CLIENT, *SERVER], ids=kind)
@@ -188,6 +219,51 @@ def test_messages_do_not_change(event: Any) -> None:
 
 
 # ---- what a field may be
+
+
+@pytest.mark.parametrize("output", ["five", 5, None, True, [1, "a"], {"value": 37.5, "unit": {"x": []}}])
+def test_an_output_is_any_json(output: Any) -> None:
+    message = ConversationItemCreate(item=FunctionCallOutput(call_id="c", output=output))
+    assert decode_client(encode(message)) == message
+
+
+@pytest.mark.parametrize("output", [math.nan, {"a": [math.inf]}, {1, 2}, b"x"])
+def test_and_nothing_else(output: Any) -> None:
+    with pytest.raises(InputError, match="the output is no JSON value: "):
+        FunctionCallOutput(call_id="c", output=output)
+
+
+def test_an_output_may_be_nested_so_deeply() -> None:
+    """Somewhere it could be read and not be written again; that is far beyond."""
+
+    def nested(depth: int) -> str:
+        item = f'{{"call_id":"c","output":{"[" * depth}{"]" * depth}}}'
+        return f'{{"type":"conversation.item.create","item":{item}}}'
+
+    assert decode_client(nested(64))
+    for depth in range(65, 1100):
+        with pytest.raises(WireError, match=r"levels|nested too deeply"):
+            decode_client(nested(depth))
+    with pytest.raises(InputError, match="the output has 65 levels; 64 are the most"):
+        FunctionCallOutput(call_id="c", output=json.loads("[" * 64 + '{"a": 5}' + "]" * 64))
+
+
+@pytest.mark.parametrize(
+    ("item", "message"),
+    [
+        (None, "item is null; an object is needed"),
+        ({"type": "message"}, "item.type is 'message'; 'function_call_output' is needed"),
+        ({"call_id": "c"}, "item.output is missing; a JSON value is needed"),
+        ({"output": 5}, "item.call_id is missing; text is needed"),
+        ({"call_id": 5, "output": 5}, "item.call_id is 5; text is needed"),
+    ],
+)
+def test_an_item_that_is_no_output(item: Any, message: str) -> None:
+    with pytest.raises(WireError) as raised:
+        decode_client(json.dumps({"type": "conversation.item.create", "item": item}))
+    assert str(raised.value) == f"conversation.item.create: {message}"
+    assert (raised.value.code, raised.value.event_type) == ("invalid_request", "conversation.item.create")
+
 
 APPEND, COMMIT, UPDATE = "input_audio_buffer.append", "input_audio_buffer.commit", "session.update"
 

@@ -30,6 +30,7 @@ def run(code: str) -> subprocess.CompletedProcess[str]:
         "voicechat_core.keys",
         "voicechat_core.quantization",
         "voicechat_core.tokenizer",
+        "voicechat_core.tools",
         "voicechat_core.wire",
     ],
 )

@@ -1,7 +1,10 @@
 """The client as a library, with the real server."""
 
 import math
+import os
+import signal
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +12,7 @@ import numpy as np
 import pytest
 import trio
 
+from tests.client.fake_devices import FakeMicrophone, FakeSpeaker
 from tests.client.peers import names, nap, run, silence, to_the_loss
 from tests.e2e.real_app import real_app
 from tests.server import processes
@@ -23,6 +27,9 @@ from voicechat_client import (
     UnauthorisedError,
     connect,
 )
+from voicechat_client.talk import TalkReport
+from voicechat_client.talking import hold
+from voicechat_client.tools import answering
 from voicechat_core.audio import float_to_pcm16, read_audio
 from voicechat_core.errors import InputError
 from voicechat_core.offline import GenerationResult
@@ -271,3 +278,68 @@ def test_names_are_those_of_generate() -> None:
     """All of them, but for the audio and what only the server knows."""
     names = {each.name for each in fields(GenerationResult)} - {"audio", "tts_prompt_steps", "tts_context_frames"}
     assert names <= set(Answer().as_dict())
+
+
+# ---- calls
+
+
+async def roll(arguments: dict[str, Any]) -> object:
+    return f"five of {arguments['sides']}"
+
+
+def test_calls_are_answered_by_the_clients_tools() -> None:
+    async def main() -> None:
+        model, answer = FakeVoiceChat(calling={2, 9}), Answer()
+
+        async def until_given(count: int) -> None:
+            while len(model.outputs) < count:
+                await trio.sleep(0.01)
+
+        async def speak() -> None:
+            await conversation.append(silence(5 * 1280))
+            await until_given(1)
+            await conversation.respond("call_2_0", "again")
+            await conversation.append(silence(7 * 1280))
+            await until_given(2)
+            await conversation.commit()
+
+        async with real_app(voicechat=model) as (place, _), connect(place) as conversation:
+            await conversation.update(SessionOptions(function_calls=True))
+            async with (
+                answering(conversation, {"roll_dice": roll}, told=print) as called,
+                trio.open_nursery() as nursery,
+            ):
+                nursery.start_soon(speak)
+                async for event in conversation:
+                    answer.add(event)
+                    called(event)
+        assert [(call_id, output) for _, call_id, output in model.outputs] == [
+            ("call_2_0", "five of 6"), ("call_9_0", "five of 6"),
+        ]  # fmt: skip
+        assert [call.frame_index for call in answer.function_calls] == [2, 9]
+        assert (answer.ended, [error.code for error in answer.errors]) == ("done", ["invalid_request"])
+        assert "no call 'call_2_0' waits for an output" in answer.errors[0].message
+
+    run(main)
+
+
+def test_a_talk_answers_calls_too() -> None:
+    async def main() -> None:
+        model, answer = FakeVoiceChat(calling={2}), Answer()
+        async with real_app(voicechat=model) as (place, _), trio.open_nursery() as nursery:
+            microphone, speaker = FakeMicrophone(nursery), FakeSpeaker(nursery)
+
+            async def end() -> None:
+                while not model.outputs:
+                    await trio.sleep(0.01)
+                os.kill(os.getpid(), signal.SIGINT)
+
+            nursery.start_soon(end)
+            options = SessionOptions(function_calls=True)
+            talking = partial(hold, partial(connect, place), microphone, speaker, options=options, half_duplex=False)
+            await talking(answer=answer, counts=TalkReport(), tools={"roll_dice": roll})
+        assert [output for _, _, output in model.outputs] == ["five of 6"]
+        assert [call.name for call in answer.function_calls] == ["roll_dice"]  # type: ignore[union-attr]
+        assert answer.ended == "done"
+
+    run(main)

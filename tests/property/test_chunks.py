@@ -9,7 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.conftest import GOLDEN_FOLDERS
-from voicechat_core import AudioFrame, Done, Event, Session, Snapshot, VoiceChat, load
+from tests.core.scripted import END, START, script
+from voicechat_core import AudioFrame, Done, Event, Session, Snapshot, ToolCall, VoiceChat, load
 from voicechat_core.nn import kv_cache
 
 # The checkpoint is only read. A frame takes some 8 ms, an example some hundred frames.
@@ -145,3 +146,35 @@ def test_another_session_in_between_changes_nothing(
         events[0].extend(first.push(mine))
         events[1].extend(second.push(yours))
     assert [[*events[0], *first.flush(tail=True)], [*events[1], *second.flush(tail=True)]] == alone
+
+
+@settings(tries, max_examples=6)
+@given(cuts, st.integers(0, 60 * 1280), st.integers(0, 12))
+def test_a_call_that_is_answered_in_the_same_frame(tiny: VoiceChat, parts: list[int], middle: int, wait: int) -> None:
+    """However it is cut, and forked somewhere; and the ids are those that every other cut has."""
+    call = [START, *tiny.model.tokenizer.encode('{"name":"a"}'), END]
+    samples = (np.random.default_rng(middle).standard_normal(60 * 1280) * 0.1).astype(np.float32)
+    due = len(call) - 1 + wait
+
+    def taken(session: Session, events: Iterator[Event]) -> Iterator[Event]:
+        for event in events:
+            yield event
+            if isinstance(event, AudioFrame) and event.frame_index == due:
+                session.respond(f"call_{len(call) - 1}_0", 5)
+
+    def run(chunks: Iterator[np.ndarray] | list[np.ndarray], forked: bool) -> tuple[list[Event], str]:
+        with pytest.MonkeyPatch.context() as patch:
+            script(patch, call)
+            session, events = tiny.session(tools=True), list[Event]()
+            if forked:
+                events += taken(session, session.push(samples[:middle]))
+                session = session.fork()
+            for chunk in chunks:
+                events += taken(session, session.push(chunk))
+            events += taken(session, session.flush())
+        return events, session.function_text
+
+    whole, text = run([samples], forked=False)
+    assert [event.frame_index for event in whole if isinstance(event, ToolCall)] == [len(call) - 1]
+    assert "<TOOL_RESPONSE>[5]</TOOL_RESPONSE>" in text
+    assert run(cut(samples[middle:], parts), forked=True) == (whole, text)

@@ -10,7 +10,7 @@ session, and frames that ``frame_events`` tells in advance.
 One thing is earlier than with a thread: what a frame reads is no longer queued when it begins, not when it ends.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -23,9 +23,11 @@ from voicechat_core import (
     ContextLimitError,
     Done,
     Event,
+    InputError,
     ModelError,
     SessionClosedError,
     TextDelta,
+    ToolCall,
     VoiceChat,
 )
 from voicechat_core.audio import check_samples
@@ -58,10 +60,13 @@ def session_events(seed: int, frames: int) -> list[Event]:
 class FakeVoiceChat:
     """Stands in for a loaded model. ``before_frame(seed, index)`` is called in each frame, and may raise.
 
-    ``opened`` has the options of each session that was opened, ``warmed`` what was done before the first one.
+    ``opened`` has the options of each session that was opened, ``warmed`` what was done before the first one. In the
+    frames ``calling`` a session with tools calls ``roll_dice``; ``outputs`` has what it was given, before which frame.
     """
 
-    def __init__(self, before_frame: Before = lambda seed, index: None) -> None:
+    def __init__(self, before_frame: Before = lambda seed, index: None, calling: Container[int] = ()) -> None:
+        self.calling = calling
+        self.outputs: list[tuple[int, str, object]] = []
         self.before_frame = before_frame
         self.opened: list[dict[str, Any]] = []
         self.warmed: list[str] = []
@@ -75,7 +80,10 @@ class FakeVoiceChat:
         if "seed" not in options:  # warming up
             return FakeSession(0, None, lambda seed, index: self.warmed.append(f"frame {index}"))
         self.opened.append(options)
-        return FakeSession(options["seed"], options["max_frames"], self.before_frame)
+        session = FakeSession(options["seed"], options["max_frames"], self.before_frame)
+        if options["tools"]:
+            session.calling, session.outputs = self.calling, self.outputs
+        return session
 
 
 class FakeSession:
@@ -87,6 +95,15 @@ class FakeSession:
         self._before = before_frame
         self._framing = Framing(FRAME, LOOKAHEAD)
         self._ended = False
+        self.calling: Container[int] = ()
+        self.outputs: list[tuple[int, str, object]] = []
+        self._waits = ""
+
+    def respond(self, call_id: str, output: object) -> None:
+        if call_id != self._waits:
+            raise InputError(f"call_id is {call_id!r}; the fake waits for {self._waits!r}")
+        self._waits = ""
+        self.outputs.append((self.frame_index, call_id, output))
 
     @property
     def frame_index(self) -> int:
@@ -125,6 +142,9 @@ class FakeSession:
             except ModelError:
                 self._ended = True
                 raise
+            if index in self.calling:
+                self._waits = f"call_{index}_0"
+                yield ToolCall(index, self._waits, "roll_dice", {"sides": 6})
             yield from frame_events(self._seed, index)
 
 

@@ -397,6 +397,88 @@ def test_what_a_session_asks_for_reaches_the_model() -> None:
     run(main)
 
 
+CALLS = json.dumps({"type": "session.update", "session": {"function_calls": True}})
+
+
+def output(call_id: str, value: object) -> str:
+    item = {"type": "function_call_output", "call_id": call_id, "output": value}
+    return json.dumps({"type": "conversation.item.create", "item": item})
+
+
+def test_a_peer_answers_what_the_model_calls() -> None:
+    """The next frame that runs is the first that can show it, and a wrong answer costs an error and nothing else."""
+
+    async def main() -> None:
+        async with house(voicechat=FakeVoiceChat(calling={2, 5})) as home:
+            home.app._settings = Settings(model="fake", tool_seconds=0.1)
+            peer = home.enter()
+            await hear_until(peer, "session.created")
+            await peer.say(CALLS)
+            await peer.say(append(4))
+            *_, call = await hear_until(peer, "response.function_call_arguments.done")
+            assert {**call, "event_id": 0} == {
+                "type": "response.function_call_arguments.done", "event_id": 0, "frame_index": 2,
+                "call_id": "call_2_0", "name": "roll_dice", "arguments": '{"sides": 6}',
+            }  # fmt: skip
+            await peer.say(output("call_9_0", "five"))
+            await peer.say(output("call_2_0", {"value": 5}))
+            *_, refused = await hear_until(peer, "error")
+            assert refused["error"] == {
+                "code": "invalid_request",
+                "message": "conversation.item.create: no call 'call_9_0' waits for an output",
+            }
+            await peer.say(append(4))
+            await hear_until(peer, "response.function_call_arguments.done")
+            await peer.say(output("call_5_0", "five"))
+            await peer.say(COMMIT)
+            assert "error" not in kinds(await hear_all(peer))
+            assert home.worker.voicechat.outputs == [(4, "call_2_0", {"value": 5}), (8, "call_5_0", "five")]
+            assert home.worker.voicechat.opened[0]["tools"] is True
+            assert home.worker.voicechat.opened[0]["tool_wait_frames"] == 2  # 0.1 s
+            counted = gauges((await home.app._metrics()).body)
+            assert counted["voicechat_function_calls_total"] == 2
+            assert counted["voicechat_function_calls_failed_total"] == 0
+
+    run(main)
+
+
+def test_an_output_that_the_model_does_not_take_is_an_error() -> None:
+    """It waited for it when the peer was told, and no more when it came."""
+
+    async def main() -> None:
+        async with house(voicechat=FakeVoiceChat(calling={0})) as home:
+            peer = home.enter()
+            await hear_until(peer, "session.created")
+            await peer.say(CALLS)
+            await peer.say(append(1))
+            await hear_until(peer, "response.audio.delta")
+            for session in home.worker._side._seats.values():
+                session.session._waits = ""  # type: ignore[attr-defined]
+            await peer.say(output("call_0_0", "five"))
+            *_, refused = await hear_until(peer, "error")
+            assert refused["error"]["code"] == "invalid_request"
+            assert refused["error"]["message"] == (
+                "conversation.item.create: call_id is 'call_0_0'; the fake waits for ''"
+            )
+            await peer.say(COMMIT)
+            assert kinds(await hear_all(peer))[-1] == "response.done"
+
+    run(main)
+
+
+def test_who_did_not_ask_for_calls_is_told_none() -> None:
+    async def main() -> None:
+        async with house(voicechat=FakeVoiceChat(calling={0})) as home:
+            peer = await home.begin()
+            await peer.say(append(2))
+            await peer.say(COMMIT)
+            assert "response.function_call_arguments.done" not in kinds(await hear_all(peer))
+            assert home.worker.voicechat.opened[0]["tools"] is False
+            assert home.worker.voicechat.opened[0]["tool_wait_frames"] == 125
+
+    run(main)
+
+
 class Choosy(FakeVoiceChat):
     """It opens no session with seed 1."""
 

@@ -24,6 +24,7 @@ AGAIN = "the active session cannot be reconfigured"
 TOO_LATE = "the input was committed; no more of it is taken"
 BINARY_WORDS = "binary frames are not understood; messages are JSON in text frames"
 APPEND, COMMIT, UPDATE = "input_audio_buffer.append", "input_audio_buffer.commit", "session.update"
+CREATE = "conversation.item.create"
 
 
 def invalid(text: str, message: str) -> Wrong:
@@ -121,6 +122,28 @@ WRONG_COMMITS = [
      f"{COMMIT}: pad_partial is {words(value)}; true or false is needed")
     for value in (None, 0, 1, "yes", [])
 ]  # fmt: skip
+
+
+def wrong_output(message: str, **fields: Any) -> Wrong:
+    return said(CREATE, **fields), "invalid_request", f"{CREATE}: {message}"
+
+
+OUTPUT = {"type": "function_call_output", "call_id": "call_0_0", "output": "five"}
+NESTED = json.loads("[" * 65 + "]" * 65)
+WRONG_OUTPUTS = [
+    wrong_output("no call 'call_0_0' waits for an output", item=OUTPUT),
+    wrong_output(f"no call {'c' * 40!r}... (5000 characters) waits for an output",
+                 item={**OUTPUT, "call_id": "c" * 5000}),
+    wrong_output("item is missing; an object is needed"),
+    *(wrong_output(f"item is {words(value)}; an object is needed", item=value) for value in (None, 1, "x", [])),
+    *(wrong_output(f"item.call_id is {words(value)}; text is needed", item={**OUTPUT, "call_id": value})
+      for value in (None, 1, [])),
+    wrong_output("item.type is 'message'; 'function_call_output' is needed", item={**OUTPUT, "type": "message"}),
+    wrong_output("item.output is missing; a JSON value is needed", item={"call_id": "c"}),
+    wrong_output("the output has 65 levels; 64 are the most", item={**OUTPUT, "output": NESTED}),
+    wrong_output("item.output has 8193 characters as JSON; at most 8192 are taken",
+                 item={**OUTPUT, "output": "x" * 8191}),
+]  # fmt: skip
 UNKNOWN = [
     invalid(json.dumps({"type": name}), f"unsupported event type {name!r}") for name in ("x", "", "session.created")
 ]
@@ -148,7 +171,7 @@ async def test_before_a_session(server: ServerProcess) -> None:
         (said(kind), "invalid_request", TOO_EARLY) for kind in (APPEND, COMMIT, "session.cancel", "response.cancel")
     ]
     early.append((append(noise(1)), "invalid_request", TOO_EARLY))
-    early += at_the_wrong_time(WRONG_APPENDS + WRONG_COMMITS + UNKNOWN, TOO_EARLY)
+    early += at_the_wrong_time(WRONG_APPENDS + WRONG_COMMITS + WRONG_OUTPUTS + UNKNOWN, TOO_EARLY)
     async with calling(server) as client:
         await client.upgrade()
         assert (await client.hear())["type"] == "session.created"
@@ -168,7 +191,7 @@ async def test_in_a_session(server: ServerProcess, tiny: VoiceChat) -> None:
         await client.upgrade()
         await client.open_session(system_prompt="Be kind.", seed=3)
         await client.write(append(samples[:100]))  # less than a frame: nothing is said of it
-        await all_refused(client, NO_MESSAGES + again + WRONG_APPENDS + WRONG_COMMITS + UNKNOWN)
+        await all_refused(client, NO_MESSAGES + again + WRONG_APPENDS + WRONG_COMMITS + WRONG_OUTPUTS + UNKNOWN)
         await client.write(append(samples[100:]) + said(COMMIT))
         heard, closed = await client.hear_all()
     assert (closed.code, heard[-1]["type"]) == (1000, "response.done")
@@ -179,7 +202,7 @@ async def test_in_a_session(server: ServerProcess, tiny: VoiceChat) -> None:
 
 async def test_while_audio_runs(server: ServerProcess) -> None:
     """An error for each, between the frames, and the session goes on."""
-    wrong = NO_MESSAGES + WRONG_APPENDS + UNKNOWN
+    wrong = NO_MESSAGES + WRONG_APPENDS + WRONG_OUTPUTS + UNKNOWN
     async with calling(server) as client:
         await client.upgrade()
         await client.open_session()
@@ -197,7 +220,7 @@ async def test_while_audio_runs(server: ServerProcess) -> None:
 async def test_after_the_commit(server: ServerProcess) -> None:
     late = [(append(noise(1)), "invalid_request", TOO_LATE), (said(COMMIT), "invalid_request", TOO_LATE)]
     late += at_the_wrong_time(WRONG_APPENDS + WRONG_COMMITS, TOO_LATE)
-    late += [(said(UPDATE), "invalid_request", AGAIN), *NO_MESSAGES, *UNKNOWN]
+    late += [(said(UPDATE), "invalid_request", AGAIN), *NO_MESSAGES, *WRONG_OUTPUTS, *UNKNOWN]
     async with calling(server) as client:
         await client.upgrade()
         await client.open_session()

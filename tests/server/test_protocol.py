@@ -25,8 +25,10 @@ from voicechat_server.exchange import (
     Open,
     Opened,
     OpenFailed,
+    OutputRefused,
     PeerLeft,
     Push,
+    Respond,
     Said,
     Send,
     Stop,
@@ -47,6 +49,7 @@ def say(kind: str, **fields: object) -> str:
 
 UPDATE = say("session.update", session={})
 APPEND = say("input_audio_buffer.append", audio="AQACAAMA")  # 1, 2, 3
+OUTPUT = say("conversation.item.create", item={"type": "function_call_output", "call_id": "call_7_0", "output": "five"})
 COMMIT = say("input_audio_buffer.commit", pad_partial=False)
 
 
@@ -74,6 +77,8 @@ def _brief(command: Command) -> str:
             return f"Flush {pad_partial}"
         case Close(code, reason):
             return f"Close {code} {reason}"
+        case Respond(call_id, output):
+            return f"Respond {call_id} {output}"
     return type(command).__name__
 
 
@@ -117,6 +122,8 @@ FULL = "inference_error: the session has no frames left; commit or cancel it"
 SEED = "session.update: session.seed is -1; a whole number from 0 to 2^64 - 1 is needed"
 RATE = "inference_error: input_audio_buffer.append: sample_rate is 8000; 16000 is needed"
 PAD = "invalid_request: input_audio_buffer.commit: pad_partial is 1; true or false is needed"
+NOBODY = "invalid_request: conversation.item.create: no call 'call_7_0' waits for an output"
+ITEM = "item.type is 'message'; 'function_call_output' is needed"
 CANCELLED = (["Cancel", "response.cancelled", "Close 1000 cancelled"], State.ENDED)
 LOST = (["inference_error: the model failed; the session is over", "Close 1011 model failure"], State.ENDED)
 SESSION_LIMIT = ["Cancel", "invalid_request: a session may last 600 seconds", "Close 1008 session limit"]
@@ -167,6 +174,12 @@ ANSWERS: list[tuple[str, Any, list[Expected]]] = [
         "bad commit",
         say("input_audio_buffer.commit", pad_partial=1),
         [same(EARLY), same(PAD), same(LATE), same(PAD), same(PAD), same(LATE)],
+    ),
+    ("output", OUTPUT, [same(EARLY), *[same(NOBODY)] * 5]),
+    (
+        "bad output",
+        say("conversation.item.create", item={"type": "message"}),
+        [same(EARLY), *[same(f"invalid_request: conversation.item.create: {ITEM}")] * 5],
     ),
     ("session.cancel", say("session.cancel"), [same(EARLY), *[CANCELLED] * 5]),
     ("response.cancel", say("response.cancel"), [same(EARLY), *[CANCELLED] * 5]),
@@ -230,6 +243,19 @@ ANSWERS: list[tuple[str, Any, list[Expected]]] = [
             *[same("inference_error: a frame failed; the session can be committed")] * 2,
             (["inference_error: a frame failed; the session can be committed"], State.FULL),
             *[same("inference_error: a frame failed; the session can be committed")] * 2,
+        ],
+    ),
+    (
+        "output refused",
+        OutputRefused("call_7_0", InputError("call_id is 'call_7_0'; no call waits for an output")),
+        [
+            *[NOTHING] * 3,
+            *[
+                same(
+                    "invalid_request: conversation.item.create: call_id is 'call_7_0'; no call waits for an output",
+                )
+            ]
+            * 3,
         ],
     ),
     ("lag", Lagging(2.0, 25, 0), [*[NOTHING] * 3, *[same("session.lag")] * 3]),
@@ -342,6 +368,14 @@ def test_the_servers_prompt_is_the_default(asked: dict[str, Any], used: str) -> 
     assert opened_with(asked, system_prompt="ours").system_prompt == used
 
 
+def test_calls_are_the_peers_to_answer_where_it_asks_for_them() -> None:
+    assert opened_with({"function_calls": True}).function_calls is True
+    assert opened_with({"function_calls": False}).function_calls is False
+    protocol = in_state(State.CONFIGURING)
+    expected = "session_initialization_failed: session.update: session.function_calls is 1; true or false is needed"
+    assert brief(protocol.received(say("session.update", session={"function_calls": 1}), START)) == [expected]
+
+
 def test_a_prompt_has_a_limit() -> None:
     assert opened_with({"system_prompt": "é" * 7}, limits=Limits(prompt_chars=7)).system_prompt == "é" * 7
     protocol = new(limits=Limits(prompt_chars=7))
@@ -447,6 +481,84 @@ def test_what_the_last_token_left_unfinished_comes_before_the_end() -> None:
     assert (said.token_id, called.token_id, heard.frame_index) == (5, 6, 0)
     [done] = told(protocol, events.Done(1))
     assert done == wire.ResponseDone(event_id=done.event_id, frame_index=1)
+
+
+CALL = events.ToolCall(0, "call_0_0", "say", {"what": "h\u00e9", "n": [1, None]})
+
+
+def output(call_id: str, value: object) -> str:
+    item = {"type": "function_call_output", "call_id": call_id, "output": value}
+    return say("conversation.item.create", item=item)
+
+
+def calling(protocol: Protocol, index: int, *names: str) -> list[wire.ServerEvent]:
+    """A frame that ends a call of these functions."""
+    calls = [events.ToolCall(index, f"call_{index}_{place}", name, {}) for place, name in enumerate(names)]
+    return [message for event in (*calls, frame(index)) for message in told(protocol, event)]
+
+
+def test_calls_are_told_with_their_frame() -> None:
+    protocol = ready()
+    failed = events.ToolCallFailed(0, "the call is not JSON", "{")
+    for event in (events.FunctionDelta(0, "}"), CALL, failed):
+        assert told(protocol, event) == []
+    delta, call, failure, audio = told(protocol, frame(0))
+    assert isinstance(delta, wire.ResponseFunctionDelta)
+    assert isinstance(audio, wire.ResponseAudioDelta)
+    assert isinstance(call, wire.ResponseFunctionCallArgumentsDone)
+    assert isinstance(failure, wire.ResponseFunctionCallFailed)
+    assert (call.frame_index, call.call_id, call.name) == (0, "call_0_0", "say")
+    assert call.arguments == '{"what": "h\\u00e9", "n": [1, null]}'
+    assert (failure.frame_index, failure.reason, failure.written) == (0, "the call is not JSON", "{")
+    assert (protocol.function_calls, protocol.function_calls_failed) == (1, 1)
+
+
+def test_each_call_is_answered_once() -> None:
+    protocol = ready()
+    calling(protocol, 3, "time", "dice")
+    nobody = "invalid_request: conversation.item.create: no call {} waits for an output"
+    assert brief(protocol.received(output("call_2_0", 1), START)) == [nobody.format("'call_2_0'")]
+    assert protocol.received(output("call_3_1", {"a": [1]}), START) == [Respond("call_3_1", {"a": [1]})]
+    assert protocol.received(output("call_3_0", "noon"), START) == [Respond("call_3_0", "noon")]
+    for call_id in ("call_3_0", "call_3_1"):
+        assert brief(protocol.received(output(call_id, "again"), START)) == [nobody.format(repr(call_id))]
+    assert protocol.state is State.READY
+
+
+def test_an_output_that_the_session_does_not_take_may_be_another() -> None:
+    protocol = ready()
+    calling(protocol, 3, "time")
+    protocol.received(output("call_3_0", "long"), START)
+    for error, words in (
+        (InputError("too long"), "too long"),
+        (RuntimeError("/secret"), "the output could not be given"),
+    ):
+        [message] = brief(protocol.happened(OutputRefused("call_3_0", error), START))
+        assert message.startswith(f"invalid_request: conversation.item.create: {words}")
+        assert "/secret" not in message
+        assert protocol.received(output("call_3_0", "short"), START) == [Respond("call_3_0", "short")]
+
+
+def test_the_calls_of_another_frame_are_over() -> None:
+    """So however many a client leaves unanswered, and whatever it sends, little waits for the model's thread."""
+    protocol = ready()
+    calling(protocol, 3, "time", "dice")
+    calling(protocol, 9, "time")
+    assert brief(protocol.received(output("call_3_0", "noon"), START)) == [NOBODY.replace("7", "3")]
+    assert protocol.received(output("call_9_0", "noon"), START) == [Respond("call_9_0", "noon")]
+
+
+def test_an_output_has_a_limit() -> None:
+    protocol = ready()
+    protocol._limits = Limits(output_chars=8)
+    calling(protocol, 3, "time")
+    [refused] = brief(protocol.received(output("call_3_0", "1234567"), START))
+    assert refused == (
+        "invalid_request: conversation.item.create: item.output has 9 characters as JSON; at most 8 are taken"
+    )
+    [refused] = brief(protocol.received(output("call_3_0", "\u00e9\u00e9"), START))
+    assert "has 14 characters" in refused
+    assert protocol.received(output("call_3_0", "123456"), START) == [Respond("call_3_0", "123456")]
 
 
 def test_half_a_frame_is_never_told() -> None:
@@ -638,6 +750,8 @@ class Conversation(RuleBasedStateMachine):
         self.names: set[str] = set()
         self.lag_at = -math.inf
         self.skips_told = 0
+        self.awaited: list[str] = []  # calls that may be answered
+        self.given: list[str] = []  # outputs that the session has not said anything about
         self.calm = 0  # steps in which nobody ends the conversation
 
     def carry_out(self, commands: list[Command]) -> list[Command]:
@@ -660,6 +774,10 @@ class Conversation(RuleBasedStateMachine):
                 case Flush():
                     assert self.session in ("open", "full")
                     self.session = "flushing"
+                case Respond(call_id, _):
+                    assert self.session in ("open", "full", "flushing")
+                    self.given.append(call_id)
+                    self.awaited.remove(call_id)
                 case Cancel():
                     assert self.session != "none"
                     self.session = "none"
@@ -728,6 +846,23 @@ class Conversation(RuleBasedStateMachine):
         answers = {"none": [EARLY], "open": taken, "opening": taken, "full": [FULL], "flushing": [LATE]}
         assert found == ([] if self.closed else [LATE] if early else answers[session])
 
+    @rule(which=st.integers(0, 4))
+    def answer(self, which: int) -> None:
+        call_id = [*self.awaited, *self.given, "call_x_0"][which % (len(self.awaited) + len(self.given) + 1)]
+        waits, early = call_id in self.awaited, self.protocol.state is State.CONFIGURING
+        found = brief(self.carry_out(self.protocol.received(output(call_id, "five"), self.now)))
+        nobody = f"invalid_request: conversation.item.create: no call {call_id!r} waits for an output"
+        answer = f"Respond {call_id} five" if waits else EARLY if early else nobody
+        assert found == ([] if self.closed else [answer])
+
+    @precondition(lambda self: self.given and self.session in ("open", "full", "flushing"))
+    @rule()
+    def refuse_output(self) -> None:
+        call_id = self.given.pop()
+        commands = self.carry_out(self.protocol.happened(OutputRefused(call_id, InputError("no")), self.now))
+        assert brief(commands) == ["invalid_request: conversation.item.create: no"]
+        self.awaited += [] if call_id in self.awaited else [call_id]
+
     @rule(pad=st.booleans())
     def commit(self, pad: bool) -> None:
         self.carry_out(self.protocol.received(say("input_audio_buffer.commit", pad_partial=pad), self.now))
@@ -791,6 +926,17 @@ class Conversation(RuleBasedStateMachine):
             assert self.audio_deltas == before + 1
             assert len(found) == len(deltas) + 1
             assert found[-1] == "response.audio.delta"
+
+    @precondition(lambda self: self.session in ("open", "flushing"))
+    @rule(count=st.integers(1, 3))
+    def call(self, count: int) -> None:
+        self.awaited = [f"call_{self.spoken}_{place}" for place in range(count)]
+        calls = [events.ToolCall(self.spoken, call_id, "time", {}) for call_id in self.awaited]
+        found: list[str] = []
+        for event in (*calls, frame(self.spoken, 100 + self.spoken, 200 + self.spoken)):
+            found += brief(self.carry_out(self.protocol.happened(Said(event), self.now)))
+        self.spoken += 1
+        assert found == [*["response.function_call_arguments.done"] * count, "response.audio.delta"]
 
     @precondition(lambda self: self.session == "flushing")
     @rule(unfinished=st.booleans())

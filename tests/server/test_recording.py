@@ -94,10 +94,11 @@ def test_a_conversation_as_it_lies_on_the_disk(tmp_path: Path) -> None:
             ending = {"frames": 4, "seconds": told["ended"]["seconds"], "ended_by": "done", "code": 1000}
             assert 2.0 <= told["ended"]["seconds"] < 3.5
             opening = {"system_prompt": "Be kind.", "seed": 7, "max_frames": 7500, "tts_context_frames": 9}
+            calls = {"tools": False, "tool_wait_frames": 125}
             assert {**told, "versions": 0, "started": 0} == {
                 "format": 1, "session": "sess_0000000000000000", "started": 0, "model": "fake",
                 "checkpoint": "/checkpoint", "precision": "auto", "fingerprint": FINGERPRINT, "versions": 0,
-                "opening": {**opening, "skip_beyond_seconds": 1000.0}, "ended": ending, "complete": True,
+                "opening": {**opening, **calls, "skip_beyond_seconds": 1000.0}, "ended": ending, "complete": True,
                 "incomplete_because": None, "input_samples": 4480, "output_samples": 7056,
             }  # fmt: skip
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import trio
 
+from tests.core.scripted import END, START, script
 from tests.server.fake_worker import FakeVoiceChat
 from tests.server.recording_house import (
     CANCEL,
@@ -197,6 +198,52 @@ def test_a_bounded_history(tmp_path: Path, tiny: VoiceChat) -> None:
     difference = again(folder, tiny).difference
     assert difference is not None
     assert difference.frame_index >= 4
+
+
+def test_a_session_whose_calls_were_answered(tmp_path: Path, tiny: VoiceChat, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each output goes in before the frame before which it came; another output is another session."""
+    ids = [START, *tiny.model.tokenizer.encode('{"name":"a"}'), END]
+    long = ["x" * 1000, {"y": "z" * 400}]  # refused, and cut in the log
+
+    async def talk(home: House) -> None:
+        peer = await home.begin(function_calls=True)
+        script(monkeypatch, ids)  # from here on: the model was warmed up before
+        await peer.say(append(sound(len(ids) + 3)))
+        *_, call = await hear_until(peer, "response.function_call_arguments.done")
+        for _ in range(4):  # of its frame, and of the others that are due
+            await hear_until(peer, "response.audio.delta")
+        for output in (long, 5):
+            item = {"type": "function_call_output", "call_id": call["call_id"], "output": output}
+            await peer.say(json.dumps({"type": "conversation.item.create", "item": item}))
+            if output is long:
+                *_, refused = await hear_until(peer, "error")
+                assert "1024 are the most" in refused["error"]["message"]
+        await peer.say(append(sound(50)))
+        await peer.say(COMMIT)
+        told = [m for m in await hear_all(peer) if m["type"] == "response.function.delta"]
+        assert told[-1]["text"].endswith("<TOOL_RESPONSE>[5]</TOOL_RESPONSE><SPECIAL_22>")
+
+    folder = record(tmp_path, tiny, talk)
+    taken = [{**line, "at": 0} for line in lines(folder) if line["what"] == "output"]
+    call_id = f"call_{len(ids) - 1}_0"
+    assert taken == [{"what": "output", "at": 0, "before_frame": len(ids) + 3, "call_id": call_id, "output": 5}]
+    said = [line["message"]["item"] for line in lines(folder) if "item" in line.get("message", {})]
+    assert said[0]["output"] == json.dumps(long)[:300] + f"... ({len(json.dumps(long))} characters)"
+    assert said[1]["output"] == "5"
+    script(monkeypatch, ids)
+    report = again(folder, tiny)
+    assert (report.difference, report.frames) == (None, len(ids) + 53)
+
+    for change in ({"output": 6}, {"before_frame": len(ids) + 2}):
+        change_lines(folder, lambda line, change=change: line.update(change) if line["what"] == "output" else None)
+        script(monkeypatch, ids)
+        difference = again(folder, tiny).difference
+        assert difference is not None
+        assert difference.frame_index >= len(ids) + 2
+    script(monkeypatch, [])  # a model that does not call has nothing to be answered
+    difference = again(folder, tiny).difference
+    assert difference is not None
+    assert difference.frame_index == 0
 
 
 @pytest.mark.parametrize("frames", [9, 5.08])

@@ -45,6 +45,13 @@ def test_time_may_be_endless() -> None:
     Settings(model="x", write_seconds=math.inf, limits=Limits(math.inf, math.inf, math.inf))
 
 
+@pytest.mark.parametrize(
+    ("seconds", "frames"), [(10, 125), (0.001, 1), (0.08, 1), (0.081, 2), (math.inf, 12_500_000_000)]
+)
+def test_how_many_frames_a_call_waits(seconds: float, frames: int) -> None:
+    assert Settings(model="x", tool_seconds=seconds).tool_wait_frames == frames
+
+
 def test_every_limit_is_an_option(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[Worker, App, Place]] = []
     monkeypatch.setattr(cli, "run", lambda *arguments: seen.append(arguments))
@@ -53,7 +60,8 @@ def test_every_limit_is_an_option(monkeypatch: pytest.MonkeyPatch) -> None:
     options = {
         "session-seconds": 1, "configure-seconds": 2, "idle-seconds": "inf", "queued-seconds": 4, "queued-events": 5,
         "write-seconds": 6, "prompt-chars": 7, "message-chars": 8000, "header-bytes": 9000, "header-seconds": 10,
-        "connections": 11, "model": "m", "system-prompt": "p", "tts-context-frames": 12, "host": "::1", "port": 13,
+        "connections": 11, "tool-seconds": 3, "output-chars": 14,
+        "model": "m", "system-prompt": "p", "tts-context-frames": 12, "host": "::1", "port": 13,
     }  # fmt: skip
     words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
     result = CliRunner().invoke(cli.app, words)
@@ -63,7 +71,8 @@ def test_every_limit_is_an_option(monkeypatch: pytest.MonkeyPatch) -> None:
         model="m",
         system_prompt="p",
         tts_context_frames=12,
-        limits=Limits(configure_seconds=2, idle_seconds=math.inf, session_seconds=1, prompt_chars=7),
+        limits=Limits(configure_seconds=2, idle_seconds=math.inf, session_seconds=1, prompt_chars=7, output_chars=14),
+        tool_seconds=3,
         http_limits=HttpLimits(header_bytes=9000, header_seconds=10),
         socket_limits=SocketLimits(message_chars=8000),
         write_seconds=6,

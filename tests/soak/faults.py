@@ -15,7 +15,14 @@ from tests.server.points import POINTS
 from tests.server.server_process import ServerProcess
 from tests.server.test_hostile_frames import BAD_FRAMES
 from tests.server.test_hostile_http import NO_REQUESTS
-from tests.server.test_hostile_messages import NO_MESSAGES, UNKNOWN, WRONG_APPENDS, WRONG_COMMITS, WRONG_UPDATES
+from tests.server.test_hostile_messages import (
+    NO_MESSAGES,
+    UNKNOWN,
+    WRONG_APPENDS,
+    WRONG_COMMITS,
+    WRONG_OUTPUTS,
+    WRONG_UPDATES,
+)
 
 __all__ = ["CUT_OFF", "FAULTS", "commit"]
 
@@ -34,7 +41,7 @@ async def vanish(server: ServerProcess, chance: random.Random) -> None:
 
 async def in_a_session(client: Client, chance: random.Random) -> None:
     await client.upgrade()
-    await client.open_session(seed=chance.randrange(2**64))
+    await client.open_session(seed=chance.randrange(2**64), function_calls=chance.random() < 0.5)
     await client.write(append(noise(chance.uniform(0, 5))))
 
 
@@ -47,7 +54,7 @@ async def bad_frame(server: ServerProcess, chance: random.Random) -> None:
 
 
 async def bad_messages(server: ServerProcess, chance: random.Random) -> None:
-    wrong = NO_MESSAGES + UNKNOWN + WRONG_APPENDS + WRONG_COMMITS + WRONG_UPDATES
+    wrong = NO_MESSAGES + UNKNOWN + WRONG_APPENDS + WRONG_COMMITS + WRONG_OUTPUTS + WRONG_UPDATES
     async with calling(server) as client:
         await (in_a_session(client, chance) if chance.random() < 0.5 else client.upgrade())
         for data, _, _ in chance.choices(wrong, k=chance.randrange(1, 20)):

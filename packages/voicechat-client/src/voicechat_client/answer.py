@@ -11,6 +11,7 @@ Memory grows by some 150 bytes a frame. Knows no clock: who wants delays says wh
 from array import array
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -23,6 +24,7 @@ FRAME_SAMPLES: Final = 1764  # of one frame at 22.05 kHz, 80 ms
 LARGEST_CODE: Final = 2**31 - 1
 
 Delta = wire.ConversationItemInputAudioTranscriptionDelta | wire.ResponseTextDelta | wire.ResponseFunctionDelta
+Call = wire.ResponseFunctionCallArgumentsDone | wire.ResponseFunctionCallFailed
 
 
 class Answer:
@@ -32,6 +34,7 @@ class Answer:
         transcript: what the user said; "" too where the server's checkpoint has no transcript branch.
         text: what the assistant says.
         function_text: its function channel.
+        function_calls: what was called, as far as the client was to answer it, and what could not be read.
         frames: how many came.
         errors: the server's, in their order.
         lag: the last that the server said of it, or None.
@@ -45,6 +48,7 @@ class Answer:
     def __init__(self, *, seed: int = 0) -> None:
         """``seed`` is what was asked for; it is only told again."""
         self.transcript = self.text = self.function_text = ""
+        self.function_calls: list[Call] = []
         self.frames = 0
         self.errors: list[wire.ErrorBody] = []
         self.lag: wire.SessionLag | None = None
@@ -79,6 +83,8 @@ class Answer:
                 self.text = self._grown(event, self.text, delta, whole)
             case wire.ResponseFunctionDelta(delta=delta, text=whole):
                 self.function_text = self._grown(event, self.function_text, delta, whole)
+            case wire.ResponseFunctionCallArgumentsDone() | wire.ResponseFunctionCallFailed():
+                self._add_call(event)
             case wire.SessionLag():
                 self.lag = event
                 self.most_behind_ms = max(self.most_behind_ms, event.behind_ms)
@@ -129,6 +135,7 @@ class Answer:
             "transcript": self.transcript,
             "text": self.text,
             "function_text": self.function_text,
+            "function_calls": [_call(event) for event in self.function_calls],
             "text_tokens": self.text_tokens,
             "function_tokens": self.function_tokens,
             "audio_codes": self.audio_codes.tolist(),
@@ -172,6 +179,12 @@ class Answer:
         if not all(0 <= code <= LARGEST_CODE for code in codes):
             raise ServerFaultError(f"{name} has an audio code that is none: {min(codes)} to {max(codes)}")
 
+    def _add_call(self, call: Call) -> None:
+        self._require_open(call)
+        if call.frame_index != self.frames:
+            raise ServerFaultError(f"a call of frame {call.frame_index} came where frame {self.frames} was due")
+        self.function_calls.append(call)
+
     def _grown(self, event: Delta, before: str, delta: str, whole: str) -> str:
         """The text with what is new; or another one, where the server has thought again and tells all of it."""
         self._require_open(event)
@@ -195,6 +208,12 @@ class Answer:
     def _require_open(self, event: wire.ServerEvent) -> None:
         if self.ended is not None:
             raise ServerFaultError(f"{type(event).__struct_config__.tag} came after the end")
+
+
+def _call(event: Call) -> dict[str, Any]:
+    """Its fields, but for those of every message."""
+    fields: dict[str, Any] = msgspec.to_builtins(event)
+    return {name: value for name, value in fields.items() if name not in ("type", "event_id")}
 
 
 def _all_told(tokens: list[int | None]) -> list[int] | None:

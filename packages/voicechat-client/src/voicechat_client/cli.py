@@ -25,8 +25,10 @@ from voicechat_client.interrupts import InterruptedBySignal, until_interrupted
 from voicechat_client.outputs import Outputs
 from voicechat_client.report import report
 from voicechat_client.sending import Check, Sending
+from voicechat_client.small_tools import small_tools
 from voicechat_client.talk import TalkReport
 from voicechat_client.talking import hold, talk_report
+from voicechat_client.tools import Tool, tools_of
 from voicechat_client.view import note
 from voicechat_core import wire
 from voicechat_core.errors import InputError, VoiceChatError
@@ -47,6 +49,8 @@ voicechat-client send question.wav --pace fast --json > answer.json
 arecord -f S16_LE -r 16000 -c 1 | voicechat-client send - --events log.jsonl
 
 voicechat-client send question.wav --check CHECKPOINT
+
+voicechat-client send question.wav --tools --tool 'get_weather=./weather.sh'
 """
 TALKING = """
 Example:
@@ -93,6 +97,17 @@ Prompt = Annotated[
 Seed = Annotated[int, typer.Option(help="Of the voice's random draws.", min=0)]
 SkipBeyond = Annotated[
     float | None, typer.Option(help="Let a slow server drop audio beyond this many seconds. Default: it keeps all.")
+]
+Commands = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--tool",
+        help="NAME=COMMAND answers what the model calls: it reads the arguments as JSON, and its first line is the "
+        "result. May be repeated.",
+    ),
+]
+SmallTools = Annotated[
+    bool, typer.Option("--tools", help="Answer get_time and roll_dice, in the words of voicechat-small.")
 ]
 
 
@@ -217,6 +232,8 @@ def send_command(
     prompt: Prompt = None,
     seed: Seed = 0,
     skip_beyond: SkipBeyond = None,
+    tool: Commands = None,
+    tools: SmallTools = False,
     check: Annotated[
         str | None, typer.Option(help="A checkpoint: compare with what voicechat generate answers with it.")
     ] = None,
@@ -229,13 +246,16 @@ def send_command(
     """Send a recording, show the conversation, write the answer."""
     if pace not in ("realtime", "fast"):
         raise InputError(f"--pace is {pace!r}; realtime or fast is needed")
+    answerers = _tools(tool, tools)
+    if check is not None and answerers:
+        raise InputError("--check compares with voicechat generate, which has no tools: leave --tool and --tools out")
     with nullcontext() if check is None else scratch() as folder:
         checking = Check(check, folder / "spoken.wav") if check is not None and folder is not None else None
         audio = expanded(audio)
         sending = Sending(
             connecting=Server(url, read_key(api_key_file, os.environ), ca_file, retry_busy, silent_seconds).connect,
             audio=audio,
-            options=_options(prompt, seed, skip_beyond),
+            options=_options(prompt, seed, skip_beyond, calls=bool(answerers)),
             pace=pace,  # type: ignore[arg-type]
             tail_samples=round(tail * wire.INPUT_RATE),
             chunk_samples=round(chunk_ms * wire.INPUT_RATE / 1000),
@@ -249,6 +269,7 @@ def send_command(
             ),
             answer=Answer(seed=seed),
             check=checking,
+            tools=answerers,
         )
         error = _run(sending.run)
         if error is None and checking is not None:
@@ -274,13 +295,18 @@ def _run(work: Callable[[], Awaitable[None]]) -> Exception | None:
     return None
 
 
-def _options(prompt: str | None, seed: int, skip_beyond: float | None) -> wire.SessionOptions:
+def _tools(commands: list[str] | None, small: bool) -> dict[str, Tool]:
+    """By their names; a command stands before what is built in."""
+    return {**(small_tools() if small else {}), **tools_of(commands or ())}
+
+
+def _options(prompt: str | None, seed: int, skip_beyond: float | None, *, calls: bool) -> wire.SessionOptions:
     if prompt is not None and prompt != prompt.encode(errors="replace").decode():
         raise InputError("--prompt is no text: UTF-8 is needed")
     if skip_beyond is not None and not wire.FRAME_SECONDS <= skip_beyond < math.inf:
         raise InputError(f"--skip-beyond is {skip_beyond:g}; {wire.FRAME_SECONDS} seconds, a frame, or more are needed")
     lag = wire.LagPolicy() if skip_beyond is None else wire.LagPolicy(policy="skip", max_seconds=skip_beyond)
-    return wire.SessionOptions(system_prompt=prompt, seed=seed, lag=lag)
+    return wire.SessionOptions(system_prompt=prompt, seed=seed, lag=lag, function_calls=calls)
 
 
 # ---- talk
@@ -299,6 +325,8 @@ def talk_command(
     prompt: Prompt = None,
     seed: Seed = 0,
     skip_beyond: SkipBeyond = None,
+    tool: Commands = None,
+    tools: SmallTools = False,
     api_key_file: KeyFile = None,
     ca_file: CaFile = None,
     retry_busy: RetryBusy = 0.0,
@@ -310,6 +338,7 @@ def talk_command(
     if list_devices:
         return _say(listing(mic.devices()) or "there are no audio devices")
     server = Server(url, read_key(api_key_file, os.environ), ca_file, retry_busy, silent_seconds)
+    answerers = _tools(tool, tools)
     answer, counts = Answer(seed=seed), TalkReport()
     error: VoiceChatError | None = None
     with mic.open_microphone(input_device) as microphone, mic.open_speaker(output_device) as speaker:
@@ -318,10 +347,11 @@ def talk_command(
             server.connect,
             microphone,
             speaker,
-            options=_options(prompt, seed, skip_beyond),
+            options=_options(prompt, seed, skip_beyond, calls=bool(answerers)),
             half_duplex=half_duplex,
             answer=answer,
             counts=counts,
+            tools=answerers,
         )
         try:
             trio.run(talking)

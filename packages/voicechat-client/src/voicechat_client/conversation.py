@@ -174,6 +174,23 @@ class Conversation:
             self._committed = False  # it was not sent
             raise
 
+    async def respond(self, call_id: str, output: object) -> None:
+        """Answer a ``ResponseFunctionCallArgumentsDone``, where the session was opened with ``function_calls``.
+
+        A call that waits no more, and an output that is too long, are an ``error`` of the server's; the conversation
+        goes on.
+
+        Args:
+            call_id: the call's.
+            output: anything that is JSON: text, a number, a dictionary.
+
+        Raises:
+            InputError: for an output that is no JSON.
+            ClientError: EndedError after the end; LostError or ServerFaultError.
+        """
+        item = wire.FunctionCallOutput(call_id=call_id, output=output)
+        await self._send(wire.ConversationItemCreate(item=item))
+
     async def cancel(self) -> None:
         """End the session at once: ``response.cancelled`` comes, behind what the server has said already.
 

@@ -24,6 +24,7 @@ LEFT_UNFINISHED: Final = 1  # delta at the end, of what the last token left
 
 UserWords = wire.ConversationItemInputAudioTranscriptionDelta
 Delta = UserWords | wire.ResponseTextDelta | wire.ResponseFunctionDelta
+Call = wire.ResponseFunctionCallArgumentsDone | wire.ResponseFunctionCallFailed
 
 
 class Ledger:
@@ -40,7 +41,8 @@ class Ledger:
         self._skipped = 0
         self._asked: Counter[type] = Counter()  # messages to the server, by their kinds
         self._said: Counter[type] = Counter()  # its own
-        self._characters: Counter[type] = Counter()  # of its deltas
+        self._characters: Counter[type] = Counter()  # of its deltas and calls
+        self._wants_calls = False  # it was asked for a session that calls
         self._waiting = 0  # messages that the server has not taken yet
         self._ending = False
 
@@ -62,6 +64,8 @@ class Ledger:
         """While a message is being sent. It counts from the beginning: an answer may be faster than the return."""
         samples = len(event.audio) // 2 if isinstance(event, wire.InputAudioBufferAppend) else 0
         self._samples += samples
+        if isinstance(event, wire.SessionUpdate):
+            self._wants_calls = self._wants_calls or event.session.function_calls
         self._asked[type(event)] += 1
         self._waiting += 1
         try:
@@ -90,8 +94,8 @@ class Ledger:
         self._require_few(event, seconds)
         self._require_short(event, characters)
         self._said[type(event)] += 1
-        if isinstance(event, Delta):
-            self._characters[type(event)] += len(event.delta)
+        if isinstance(event, Delta | Call):
+            self._characters[type(event)] += len(_said(event))
         if isinstance(event, wire.SessionLag):
             self._skipped = event.frames_skipped
         if not isinstance(event, wire.SessionPong):
@@ -141,14 +145,16 @@ class Ledger:
                 return self._most_frames + int(seconds) + 1  # once a second; a burst is late, not more
             case wire.ResponseDone() | wire.ResponseCancelled():
                 return 1
+            case wire.ResponseFunctionCallArgumentsDone() | wire.ResponseFunctionCallFailed():
+                return self._most_frames * self._wants_calls  # a call is written in several frames
         return self._most_frames + LEFT_UNFINISHED * isinstance(event, Delta)
 
     def _require_short(self, event: wire.ServerEvent, characters: int) -> None:
         texts = 0
-        if isinstance(event, Delta):
-            whole = event.transcript if isinstance(event, UserWords) else event.text
-            texts = len(event.delta) + len(whole)
-            said = max(len(whole), self._characters[type(event)] + len(event.delta))
+        if isinstance(event, Delta | Call):
+            new, whole = _said(event), _whole(event)
+            texts = len(new) + len(whole)
+            said = max(len(whole), self._characters[type(event)] + len(new))
             most = DELTA_CHARACTERS * self._most_frames
             if said > most:
                 raise ServerFaultError(
@@ -159,6 +165,23 @@ class Ledger:
             raise ServerFaultError(
                 f"{_name(event)} has {characters} characters; {OTHER_CHARACTERS + ESCAPED * texts} at most are needed"
             )
+
+
+def _said(event: Delta | Call) -> str:
+    """The texts that a message adds to what was said by others of its kind."""
+    match event:
+        case wire.ResponseFunctionCallArgumentsDone():
+            return f"{event.call_id}{event.name}{event.arguments}"
+        case wire.ResponseFunctionCallFailed():
+            return f"{event.reason}{event.written}"
+    return event.delta
+
+
+def _whole(event: Delta | Call) -> str:
+    """All that was said so far, where a message repeats it."""
+    if isinstance(event, Call):
+        return ""
+    return event.transcript if isinstance(event, UserWords) else event.text
 
 
 def _name(event: wire.ServerEvent) -> str:

@@ -1,6 +1,6 @@
 """``send``, but for its options: a recording, a conversation, a view, files, and perhaps a check afterwards."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +16,8 @@ from voicechat_client.outputs import Outputs
 from voicechat_client.pacing import Pace, Pacer
 from voicechat_client.recording import Pcm16, opened
 from voicechat_client.send import Blocks, send
-from voicechat_client.view import View, watching
+from voicechat_client.tools import Tool, answering
+from voicechat_client.view import View, note, watching
 from voicechat_core import wire
 
 __all__ = ["Check", "Sending"]
@@ -63,6 +64,7 @@ class Sending:
     outputs: Outputs
     answer: Answer
     check: Check | None
+    tools: Mapping[str, Tool] = field(default_factory=dict)
     sent_samples: int = 0
 
     async def run(self) -> None:
@@ -85,10 +87,18 @@ class Sending:
                         await self._converse(conversation, spoken, view)
 
     async def _converse(self, conversation: Conversation, spoken: Blocks, view: View) -> None:
+        async with answering(conversation, self.tools, told=note) as called:
+            await self._send(conversation, spoken, view, called)
+        self._require_the_end(spoken)
+
+    async def _send(
+        self, conversation: Conversation, spoken: Blocks, view: View, called: Callable[[wire.ServerEvent], None]
+    ) -> None:
         def heard(event: wire.ServerEvent) -> None:
             self.answer.add(event, trio.current_time())
             self.outputs.heard(event)
             view.heard(event)
+            called(event)
             if self.check is not None:
                 self.check.heard(event)
 
@@ -100,7 +110,6 @@ class Sending:
         heard(conversation.created)
         self.answer.started(trio.current_time())
         await send(conversation, spoken, pacer=Pacer(self.pace, wire.INPUT_RATE), heard=heard, sent=sent)
-        self._require_the_end(spoken)
 
     def _require_the_end(self, spoken: Blocks) -> None:
         """Nobody asked the server to stop before the end of the recording."""

@@ -5,7 +5,7 @@ second one ends it at once.
 """
 
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 
 import trio
@@ -15,6 +15,7 @@ from voicechat_client.conversation import Conversation
 from voicechat_client.devices import Microphone, Speaker
 from voicechat_client.report import report
 from voicechat_client.talk import TalkReport, talk
+from voicechat_client.tools import Tool, answering
 from voicechat_client.view import note, watching
 from voicechat_core import wire
 
@@ -30,6 +31,7 @@ async def hold(
     half_duplex: bool,
     answer: Answer,
     counts: TalkReport,
+    tools: Mapping[str, Tool] | None = None,
 ) -> None:
     """Connect, talk until Ctrl-C or the session's end, play the rest.
 
@@ -41,6 +43,7 @@ async def hold(
         half_duplex: mute the microphone while the speaker sounds.
         answer: takes what the server says.
         counts: takes what the devices did.
+        tools: answer what the model calls, if ``options`` ask for it.
 
     Raises:
         ClientError: whatever the conversation, or a device, fails by.
@@ -52,7 +55,8 @@ async def hold(
         try:
             async with connecting() as conversation:
                 await conversation.update(options)
-                await _talk(conversation, microphone, speaker, half_duplex, answer, counts, stop)
+                async with answering(conversation, tools or {}, told=note) as called:
+                    await _talk(conversation, microphone, speaker, half_duplex, answer, counts, stop, called)
         except Exception as error:
             failure = error
         nursery.cancel_scope.cancel()
@@ -68,12 +72,14 @@ async def _talk(
     answer: Answer,
     counts: TalkReport,
     stop: trio.Event,
+    called: Callable[[wire.ServerEvent], None],
 ) -> None:
     with watching(None) as view:
 
         def heard(event: wire.ServerEvent) -> None:
             answer.add(event, trio.current_time())
             view.heard(event)
+            called(event)
             view.sent_seconds = counts.sent_seconds
 
         note(f"listening to {microphone.name}, speaking on {speaker.name}; Ctrl-C ends the conversation")

@@ -36,6 +36,8 @@ from voicechat_core.events import (
     Event,
     FunctionDelta,
     TextDelta,
+    ToolCall,
+    ToolCallFailed,
     TranscriptDelta,
 )
 from voicechat_core.profile import Profiler
@@ -67,6 +69,8 @@ __all__ = [
     "SessionClosedError",
     "Snapshot",
     "TextDelta",
+    "ToolCall",
+    "ToolCallFailed",
     "TranscriptDelta",
     "VoiceChat",
     "VoiceChatError",

@@ -19,6 +19,7 @@ def check_arguments(
     extra_decoding_seconds: float = 0.0,
     max_frames: int | None = None,
     tts_context_frames: int | None = None,
+    tool_wait_frames: int | None = None,
 ) -> None:
     """Refuse what ``generate`` would refuse, without a model: a caller may look before loading one.
 
@@ -36,7 +37,11 @@ def check_arguments(
         raise InputError(
             f"extra_decoding_seconds is {extra_decoding_seconds!r}; a finite number of at least 0 is needed"
         )
-    for name, value, least in (("max_frames", max_frames, 0), ("tts_context_frames", tts_context_frames, 1)):
+    counts = (
+        ("max_frames", max_frames, 0), ("tts_context_frames", tts_context_frames, 1),
+        ("tool_wait_frames", tool_wait_frames, 1),
+    )  # fmt: skip
+    for name, value, least in counts:
         if value is not None and not (isinstance(value, Integral) and not isinstance(value, bool) and value >= least):
             raise InputError(f"{name} is {value!r}; a whole number of at least {least} is needed")
 

@@ -5,7 +5,8 @@ Position t, prompt and frames counted together, takes
     x[t] = A[t] + E(text[t-1]) + w * E(function[t-1])          w = function_channel_weight
 
 where A is the projected audio of a frame or the embedding of a prompt token, and both histories start as PAD.
-Then: the language trunk on x, both ids, the speech decoder on the text id, its codes. Over the prompt the ids
+Then: the language trunk on x, both ids, or those that somebody forces in their place, the speech decoder on the text
+id, its codes. What stands there is what feeds back, whoever chose it. Over the prompt the ids
 are forced to PAD. The speech decoder does not run at position 0, whatever stands there.
 
 Nothing said over a prompt reaches the speech decoder, so a prompt is two things that do not know each other:
@@ -28,6 +29,7 @@ from voicechat_core.nn.ear_tts import EarTtsState
 from voicechat_core.nn.nemotron_h import NemotronHState
 from voicechat_core.nn.sampler import Draws
 from voicechat_core.noise import Noise
+from voicechat_core.tools import Forced
 
 __all__ = ["DuplexState", "Frame", "Mark", "SpeechState", "first_speech", "listen", "prompt_step", "start", "step"]
 
@@ -142,11 +144,17 @@ def step(
     noise: Noise,
     codes_at_zero: mx.array | None = None,
     mark: Mark | None = None,
+    forced: Forced | None = None,
 ) -> tuple[Frame, DuplexState]:
-    """One frame: ``audio`` ``[1, 1, H]`` is its projected encoder output. The state is consumed."""
+    """One frame: ``audio`` ``[1, 1, H]`` is its projected encoder output. The state is consumed.
+
+    ``forced`` is what stands on the channels whatever the model chooses; by default that is always its own.
+    """
     frame = _think(model, audio, state.text, state.function, state)
     # Over a prompt nothing is chosen, and its logits are never computed; here they are.
     frame.finite = frame.finite & _finite(frame.text_logits) & _finite(frame.function_logits)
+    if forced is not None:
+        frame.text, frame.function = _standing(model, frame, forced)
     if mark is not None:
         mark("language", frame.text, frame.function, frame.finite, *(x for _, x in states.arrays(state.llm)))
     position, state.position = state.position, state.position + 1
@@ -179,6 +187,15 @@ def _think(model: VoiceChatModel, audio: mx.array, text: mx.array, function: mx.
         function_logits=function_logits,
         finite=_finite(hidden),
     )
+
+
+def _standing(model: VoiceChatModel, frame: Frame, forced: Forced) -> tuple[mx.array, mx.array]:
+    """The ids that stand at a position ``[1, 1]``: forced ones, else the model's own. Waits for none of them."""
+    text = frame.text if forced.text is None else mx.full((1, 1), forced.text, dtype=mx.int32)
+    function = frame.function if forced.function is None else mx.full((1, 1), forced.function, dtype=mx.int32)
+    if forced.silenced_by is not None:
+        text = mx.where(function == forced.silenced_by, _pad(model), text)
+    return text, function
 
 
 def _speak(model: VoiceChatModel, text: mx.array, speech: SpeechState, draws: Draws) -> tuple[SpeechState, mx.array]:

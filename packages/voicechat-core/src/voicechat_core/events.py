@@ -1,10 +1,13 @@
 """What a live session says, in the order in which it says it.
 
-Inside a frame: ``TranscriptDelta``, ``TextDelta``, ``FunctionDelta``, each only where there is something new, then
-always one ``AudioFrame``. The last event of a session is ``Done`` or ``Cancelled``. Needs no MLX.
+Inside a frame: ``TranscriptDelta``, ``TextDelta``, ``FunctionDelta``, each only where there is something new; where the
+session has tools and a call ends, a ``ToolCall`` for each of its tools or one ``ToolCallFailed``; then always one
+``AudioFrame``. The last event of a session is ``Done`` or ``Cancelled``. Needs no MLX.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +20,8 @@ __all__ = [
     "Event",
     "FunctionDelta",
     "TextDelta",
+    "ToolCall",
+    "ToolCallFailed",
     "TranscriptDelta",
 ]
 
@@ -39,9 +44,35 @@ class TextDelta:
 
 @dataclass(frozen=True)
 class FunctionDelta:
-    """What a frame adds to the function channel, as the model writes it: nothing is parsed."""
+    """What a frame adds to the function channel, as it stands there: nothing is parsed."""
 
     frame_index: int
+    text: str
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """The model calls a tool and waits: ``Session.respond`` with this ``call_id`` gives it the output.
+
+    A call may have several of these, in the order in which it names the tools. ``arguments`` is what JSON makes of
+    them. ``frame_index`` is the frame in which the call ended.
+    """
+
+    frame_index: int
+    call_id: str
+    name: str
+    arguments: Mapping[str, Any] = field(hash=False)
+
+
+@dataclass(frozen=True)
+class ToolCallFailed:
+    """The model wrote a call that is none, or did not come to its end; nobody is to answer it.
+
+    ``text`` is what it wrote, without the markers around it, and ``reason`` what is wrong with that.
+    """
+
+    frame_index: int
+    reason: str
     text: str
 
 
@@ -100,4 +131,6 @@ class Cancelled:
     frames: int
 
 
-Event = TranscriptDelta | TextDelta | FunctionDelta | AudioFrame | AudioTail | Done | Cancelled
+Event = (
+    TranscriptDelta | TextDelta | FunctionDelta | ToolCall | ToolCallFailed | AudioFrame | AudioTail | Done | Cancelled
+)

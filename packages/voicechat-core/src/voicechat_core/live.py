@@ -19,6 +19,7 @@ from voicechat_core.nn.codec import CodecState
 from voicechat_core.nn.perception import PerceptionState
 from voicechat_core.nn.rnnt import RnntState, greedy_step
 from voicechat_core.noise import Noise
+from voicechat_core.tools import Forced
 
 __all__ = ["LiveFrame", "LiveState", "start", "step", "tail"]
 
@@ -52,9 +53,16 @@ def start(model: VoiceChatModel, opening: DuplexState) -> LiveState:
 
 
 def step(
-    model: VoiceChatModel, samples: npt.NDArray[np.float32], state: LiveState, noise: Noise, mark: Mark | None = None
+    model: VoiceChatModel,
+    samples: npt.NDArray[np.float32],
+    state: LiveState,
+    noise: Noise,
+    mark: Mark | None = None,
+    forced: Forced | None = None,
 ) -> tuple[LiveFrame, LiveState]:
     """The next frame, of the samples that perception reads for it: 200 for the first one, 1,280 for each later one.
+
+    ``forced`` is as in ``duplex.step``.
 
     Raises:
         ModelError: when a value behind the ids, the codes or the samples is not a number.
@@ -65,7 +73,7 @@ def step(
     mark("perception", heard.encoded, heard.projected)
     labels, rnnt = _transcribe(model, heard.encoded, state.rnnt)
     mark("rnnt")
-    frame, timeline = duplex.step(model, heard.projected, state.duplex, noise, mark=mark)
+    frame, timeline = duplex.step(model, heard.projected, state.duplex, noise, mark=mark, forced=forced)
     sound, codec = _sound(model, frame.codes, state.codec)
     state = LiveState(perception, rnnt, timeline, codec)
     finite = frame.finite & mx.isfinite(sound).all()

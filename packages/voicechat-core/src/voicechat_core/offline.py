@@ -23,6 +23,7 @@ from voicechat_core.nn.subsampling import encoded_length
 from voicechat_core.noise import KeyedNoise, Noise, check_seed
 from voicechat_core.prompt import PromptStates
 from voicechat_core.tokenizer import SpecialIds
+from voicechat_core.tools import AnsweredTools, ToolChannel, ToolFunctions
 
 __all__ = ["GenerationResult", "Progress", "Timeline", "generate", "run_timeline", "speech"]
 
@@ -81,12 +82,14 @@ def run_timeline(
     nvidia_edges: bool = False,
     keep_logits: bool = False,
     opening: DuplexState | None = None,
+    tools: AnsweredTools | None = None,
     progress: Progress | None = None,
 ) -> Timeline:
     """Perception over 16 kHz float32 ``samples`` ``[S]``, then one duplex step a frame.
 
     ``opening`` is the timeline after the prompt, to be consumed; without one the prompt is run here, with its draws
-    from ``noise``. Logits, hidden states and fused inputs are kept only on demand: at full size they are 1 MB a frame.
+    from ``noise``. ``tools`` answer what the model calls. Logits, hidden states and fused inputs are kept only on
+    demand: at full size they are 1 MB a frame.
     """
     heard = model.networks.stt_model.perception(mx.array(samples)[None], nvidia_edges=nvidia_edges)
     count = heard.encoded.shape[1]
@@ -103,11 +106,14 @@ def run_timeline(
     frames = []
     for index in range(count):
         audio = heard.projected[:, index : index + 1]
-        frame, state = duplex.step(model, audio, state, noise, codes_at_zero)
+        forced = None if tools is None else tools.forced()
+        frame, state = duplex.step(model, audio, state, noise, codes_at_zero, forced=forced)
         mx.eval(frame.finite, frame.text, frame.function, frame.codes, [x for _, x in states.arrays(state)])
         if not frame.finite.item():
             raise ModelError(f"frame {index}: the model computed a value that is not finite")
         frames.append(frame if keep_logits else _ids_only(frame))
+        if tools is not None:
+            tools.took(index, int(np.array(frame.function)[0, 0]))
         if done is not None:
             done(state.position)
     kept = prompt if prompt is None or keep_logits else _ids_only(prompt)
@@ -159,6 +165,7 @@ def generate(
     max_frames: int | None = None,
     tts_prompt_steps: bool = True,
     tts_context_frames: int | None = None,
+    tools: ToolFunctions | None = None,
     progress: Progress | None = None,
 ) -> GenerationResult:
     """Answer a recording.
@@ -177,7 +184,7 @@ def generate(
         progress: called with the positions done and the positions in all: prompt tokens and frames.
 
     Raises:
-        InputError: for an argument out of range.
+        InputError: for an argument out of range, or a tool's output that is no JSON or too long.
         ContextLimitError: when prompt and frames exceed the model's positions.
         ModelError: when the model computes something that is not a number.
     """
@@ -198,7 +205,8 @@ def generate(
         after_each=None if progress is None else lambda position: progress(position, len(prompt_ids) + count),
     )
     noise = KeyedNoise(seed, model.config.tts_config)
-    timeline = run_timeline(model, heard, prompt_ids, noise, opening=opening, progress=progress)
+    answered = None if tools is None else AnsweredTools(ToolChannel(model.tokenizer, model.config), tools)
+    timeline = run_timeline(model, heard, prompt_ids, noise, opening=opening, tools=answered, progress=progress)
     return _result(model, timeline, seed, bool(tts_prompt_steps), tts_context_frames)
 
 

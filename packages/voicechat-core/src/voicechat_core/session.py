@@ -48,6 +48,7 @@ from voicechat_core.profile import Profiler
 from voicechat_core.prompt import PromptStates
 from voicechat_core.snapshot import Snapshot
 from voicechat_core.tokenizer import SpecialIds
+from voicechat_core.tools import WAIT_FRAMES, ToolChannel
 
 __all__ = ["Session", "SessionOptions", "open_session"]
 
@@ -64,6 +65,8 @@ class SessionOptions:
     tts_prompt_steps: bool
     tts_context_frames: int | None
     max_frames: int
+    tools: bool = False
+    tool_wait_frames: int = WAIT_FRAMES
 
 
 def open_session(
@@ -75,12 +78,15 @@ def open_session(
     wait_for_full_frame: bool = False,
     tts_prompt_steps: bool = True,
     tts_context_frames: int | None = None,
+    tools: bool = False,
+    tool_wait_frames: int = WAIT_FRAMES,
     profiler: Profiler | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> "Session":
     """A new session; see ``VoiceChat.session``."""
     check_arguments(system_prompt, seed, max_frames=max_frames, tts_context_frames=tts_context_frames)
-    check_flags(wait_for_full_frame=wait_for_full_frame, tts_prompt_steps=tts_prompt_steps)
+    check_arguments(tool_wait_frames=tool_wait_frames)
+    check_flags(wait_for_full_frame=wait_for_full_frame, tts_prompt_steps=tts_prompt_steps, tools=tools)
     if not isinstance(profiler, Profiler | None):
         raise InputError(f"profiler is {profiler!r}; a Profiler or None is needed")
     prompt_ids = prompts.model.prompt_ids(system_prompt)
@@ -94,6 +100,8 @@ def open_session(
         tts_prompt_steps=bool(tts_prompt_steps),
         tts_context_frames=whole(tts_context_frames),
         max_frames=wanted,
+        tools=bool(tools),
+        tool_wait_frames=operator.index(tool_wait_frames),
     )
     return Session(prompts, options, profiler=profiler, progress=progress)
 
@@ -132,6 +140,8 @@ class Session:
         self._transcript = IncrementalTranscript(self._model.rnnt_vocabulary.token_bytes)
         self._text = IncrementalDetokenizer(tokenizer.token_bytes, self._hidden)
         self._function = IncrementalDetokenizer(tokenizer.token_bytes, self._hidden)
+        tools = self.options.tools
+        self._tools = ToolChannel(tokenizer, config, self.options.tool_wait_frames) if tools else None
         # At most one frame's events: the next frame runs when they have been taken.
         self._events: deque[Event] = deque()
         self._stage = OPEN
@@ -231,6 +241,25 @@ class Session:
         self._wants_tail = self._wants_tail or tail
         return self._taken()
 
+    def respond(self, call_id: str, output: object) -> None:
+        """Give the model what a tool says to a ``ToolCall``: its response stands on the function channel from the next
+        frame on, or when the other calls of the same frame have theirs. Also after ``flush``, while frames still run.
+
+        Args:
+            call_id: the event's.
+            output: anything that is JSON: text, a number, a dictionary.
+
+        Raises:
+            InputError: for a session without tools, a call that does not wait (any more), or an output that is no JSON
+                or too long. The session goes on as if nothing had been said.
+            SessionClosedError: after the end.
+        """
+        if self._stage == ENDED:
+            self._require_open()
+        if self._tools is None:
+            raise InputError(f"call_id is {call_id!r}; the session was opened without tools")
+        self._tools.respond(call_id, output)
+
     def cancel(self) -> list[Event]:
         """End the session at once: what is pending and what was not taken yet is dropped. One ``Cancelled``."""
         if self._stage == ENDED:
@@ -262,6 +291,7 @@ class Session:
             "transcript": self._transcript.saved(),
             "text": self._text.saved(),
             "function": self._function.saved(),
+            "tools": None if self._tools is None else self._tools.saved(),
         }
         return Snapshot.of(self._model, self._live, pending, facts)
 
@@ -288,6 +318,8 @@ class Session:
             session._transcript.restore(facts["transcript"])
             session._text.restore(facts["text"])
             session._function.restore(facts["function"])
+            if session._tools is not None:
+                session._tools.restore(facts["tools"])
         except (KeyError, TypeError, ValueError) as error:
             if isinstance(error, InputError):
                 raise
@@ -341,8 +373,9 @@ class Session:
     def _step(self, index: int, samples: npt.NDArray[np.float32]) -> LiveFrame:
         profiler = self._profiler
         mark = profiler.mark if profiler is not None and profiler.stages else None
+        forced = None if self._tools is None else self._tools.forced()
         with nullcontext() if profiler is None else profiler.frame(index):
-            frame, self._live = live.step(self._model, samples, self._live, self._noise, mark)
+            frame, self._live = live.step(self._model, samples, self._live, self._noise, mark, forced)
         return frame
 
     def _frame_events(self, index: int, frame: LiveFrame) -> Iterator[Event]:
@@ -352,6 +385,8 @@ class Session:
             yield TextDelta(index, said)
         if called := self._function.push(frame.function):
             yield FunctionDelta(index, called)
+        if self._tools is not None:
+            yield from self._tools.took(index, frame.function)
         yield AudioFrame(index, frame.samples, frame.codes, frame.text, frame.function)
 
     def _closing_events(self) -> Iterator[Event]:

@@ -137,6 +137,12 @@ class SpecialIds:
         """Ids that are never text, on either channel. The function markers are text: they are shown spelled out."""
         return frozenset({self.bos, self.eos, self.pad, self.silence})
 
+    @property
+    def roles(self) -> frozenset[int]:
+        """All ids with a role: text that somebody supplies must not become one of them."""
+        markers = (self.call_start, self.call_end, self.response_end)
+        return self.hidden | {marker for marker in markers if marker is not None}
+
 
 class RnntVocabulary:
     """The transcript's pieces by id. Without pieces the branch is off."""

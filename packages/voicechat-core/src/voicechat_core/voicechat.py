@@ -16,6 +16,7 @@ from voicechat_core.profile import Profiler
 from voicechat_core.prompt import PromptStates
 from voicechat_core.session import Session, open_session
 from voicechat_core.snapshot import Snapshot
+from voicechat_core.tools import WAIT_FRAMES, ToolFunctions
 
 __all__ = ["VoiceChat", "load"]
 
@@ -47,6 +48,7 @@ class VoiceChat:
         max_frames: int | None = None,
         tts_prompt_steps: bool = True,
         tts_context_frames: int | None = None,
+        tools: ToolFunctions | None = None,
         progress: Progress | None = None,
     ) -> GenerationResult:
         """Answer a recording: a path, or mono samples at 16 kHz ``[S]`` (float in [-1, 1], or int16).
@@ -70,6 +72,7 @@ class VoiceChat:
             max_frames=max_frames,
             tts_prompt_steps=tts_prompt_steps,
             tts_context_frames=tts_context_frames,
+            tools=tools,
             progress=progress,
         )
 
@@ -82,6 +85,8 @@ class VoiceChat:
         wait_for_full_frame: bool = False,
         tts_prompt_steps: bool = True,
         tts_context_frames: int | None = None,
+        tools: bool = False,
+        tool_wait_frames: int = WAIT_FRAMES,
         profiler: Profiler | None = None,
         progress: Callable[[int], None] | None = None,
     ) -> Session:
@@ -97,6 +102,9 @@ class VoiceChat:
             tts_context_frames: let the speech decoder look back at the voice prompt and this many positions only
                 (frames, and before them its steps over the system prompt), so that a long conversation costs no more
                 with time. None for all of them, which is exact.
+            tools: whether calls on the function channel are events to be answered by ``Session.respond``. Without it
+                the model writes the responses, too: it makes them up.
+            tool_wait_frames: how long a call waits for its output; then the model reads an error in its place.
             profiler: told the time of every frame.
             progress: called while a prompt is read for the first time, with its positions done. What it raises ends
                 the opening; the steps that were done by then are kept for the next one.
@@ -112,6 +120,8 @@ class VoiceChat:
             wait_for_full_frame=wait_for_full_frame,
             tts_prompt_steps=tts_prompt_steps,
             tts_context_frames=tts_context_frames,
+            tools=tools,
+            tool_wait_frames=tool_wait_frames,
             profiler=profiler,
             progress=progress,
         )

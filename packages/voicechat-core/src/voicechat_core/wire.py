@@ -24,7 +24,7 @@ import numpy.typing as npt
 from msgspec import UNSET, Meta, UnsetType
 
 from voicechat_core.errors import InputError, WireError
-from voicechat_core.strict_json import parse_object, refusal, shown, struct_of
+from voicechat_core.strict_json import json_of, parse_object, refusal, shown, struct_of
 
 __all__ = [
     "CLIENT_EVENTS",
@@ -33,10 +33,12 @@ __all__ = [
     "SERVER_EVENTS",
     "AudioFormat",
     "ClientEvent",
+    "ConversationItemCreate",
     "ConversationItemInputAudioTranscriptionDelta",
     "CreatedSession",
     "Error",
     "ErrorBody",
+    "FunctionCallOutput",
     "InputAudioBufferAppend",
     "InputAudioBufferCommit",
     "InputAudioBufferCommitted",
@@ -45,6 +47,8 @@ __all__ = [
     "ResponseCancel",
     "ResponseCancelled",
     "ResponseDone",
+    "ResponseFunctionCallArgumentsDone",
+    "ResponseFunctionCallFailed",
     "ResponseFunctionDelta",
     "ResponseTextDelta",
     "ServerEvent",
@@ -81,6 +85,8 @@ Hertz = Annotated[int, Meta(gt=0, description="a whole number above 0")]
 SkipSeconds = Annotated[float, Meta(ge=FRAME_SECONDS, description="a number of at least 0.08, one frame,")]
 InputHertz = Annotated[int, Meta(ge=INPUT_RATE, le=INPUT_RATE, description=str(INPUT_RATE))]
 Audio = Annotated[bytes, Meta(description="padded base64 of 16-bit samples")]
+Json = Annotated[Any, Meta(description="a JSON value")]
+OutputType = Annotated[Literal["function_call_output"], Meta(description="'function_call_output'")]
 Policy = Annotated[Literal["wait", "skip"], Meta(description="'wait' or 'skip'")]
 
 
@@ -119,6 +125,7 @@ class SessionOptions(_Part, frozen=True, kw_only=True, omit_defaults=True):
         seed: 0 to 2^64 - 1. In JSON also a whole float or decimal digits as text; null is 0.
         max_streaming_seconds: of audio; the server caps it. None for the server's limit.
         lag: null in JSON is the default.
+        function_calls: whether the client answers what the model calls; else the model makes the outputs up.
     """
 
     model: Text | None = None
@@ -126,6 +133,7 @@ class SessionOptions(_Part, frozen=True, kw_only=True, omit_defaults=True):
     seed: Seed = 0
     max_streaming_seconds: Seconds | None = None
     lag: Annotated[LagPolicy, Meta(description="an object")] = LagPolicy()
+    function_calls: Flag = False
 
     def __post_init__(self) -> None:
         # For our own side: on the wire, NaN would turn into null. What is decoded has been looked at before.
@@ -154,6 +162,23 @@ class InputAudioBufferCommit(_ClientEvent, frozen=True, kw_only=True, tag="input
     """End the input; ``pad_partial`` fills a frame that has begun with zeros instead of dropping it."""
 
     pad_partial: Flag = True
+
+
+class FunctionCallOutput(_Part, frozen=True, kw_only=True):
+    """What a called function says. Constructing it with an output that is no JSON is an ``InputError``."""
+
+    type: OutputType = "function_call_output"
+    call_id: Text
+    output: Json
+
+    def __post_init__(self) -> None:
+        json_of(self.output, "the output")  # msgspec would make null of NaN
+
+
+class ConversationItemCreate(_ClientEvent, frozen=True, kw_only=True, tag="conversation.item.create"):
+    """Answer a ``response.function_call_arguments.done``."""
+
+    item: Annotated[FunctionCallOutput, Meta(description="an object")]
 
 
 class SessionCancel(_ClientEvent, frozen=True, kw_only=True, tag="session.cancel"):
@@ -243,6 +268,29 @@ class ResponseFunctionDelta(_ServerEvent, frozen=True, kw_only=True, tag="respon
     text: Text
 
 
+class ResponseFunctionCallArgumentsDone(
+    _ServerEvent, frozen=True, kw_only=True, tag="response.function_call_arguments.done"
+):
+    """The model calls a function, and waits for its output: ``conversation.item.create`` with this ``call_id``.
+
+    ``arguments`` is the JSON text of an object. Frame ``frame_index`` ends the call; one with several functions is
+    several of these.
+    """
+
+    frame_index: Count
+    call_id: Text
+    name: Text
+    arguments: Text
+
+
+class ResponseFunctionCallFailed(_ServerEvent, frozen=True, kw_only=True, tag="response.function_call.failed"):
+    """The model has ``written`` what is no call, for this ``reason``; there is nothing to answer."""
+
+    frame_index: Count
+    reason: Text
+    written: Text
+
+
 class ResponseAudioDelta(_ServerEvent, frozen=True, kw_only=True, tag="response.audio.delta"):
     """One frame of speech, silence too: 1,764 samples, 31 codes, and the frame's ids, PAD included.
 
@@ -307,6 +355,7 @@ ClientEvent = (
     SessionUpdate
     | InputAudioBufferAppend
     | InputAudioBufferCommit
+    | ConversationItemCreate
     | SessionCancel
     | ResponseCancel
     | SessionPing
@@ -317,6 +366,8 @@ ServerEvent = (
     | ConversationItemInputAudioTranscriptionDelta
     | ResponseTextDelta
     | ResponseFunctionDelta
+    | ResponseFunctionCallArgumentsDone
+    | ResponseFunctionCallFailed
     | ResponseAudioDelta
     | InputAudioBufferCommitted
     | ResponseDone

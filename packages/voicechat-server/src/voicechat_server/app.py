@@ -142,6 +142,7 @@ class App:
                     stopping=self._stopping,
                     write_seconds=self._settings.write_seconds,
                     tts_context_frames=self._settings.tts_context_frames,
+                    tool_wait_frames=self._settings.tool_wait_frames,
                     saw=watcher.saw,
                 )
                 self._talking.add(connection)
@@ -152,6 +153,8 @@ class App:
                     watcher.ended(frames=protocol.frames, ended_by=protocol.ended_by or close.reason, code=close.code)
         finally:
             self.metrics.skipped.inc(protocol.frames_skipped)
+            self.metrics.calls.inc(protocol.function_calls)
+            self.metrics.calls_failed.inc(protocol.function_calls_failed)
             self._log(transport, protocol, trio.current_time() - began, close)
         return close
 

@@ -102,6 +102,8 @@ def serve(
     queued_seconds: Annotated[float, _limit("Of audio that waits; past it the server reads no further.")] = 120,
     queued_events: Annotated[int, _limit("Events that wait for a client; past it the model pauses.", min=1)] = 256,
     write_seconds: Annotated[float, _limit("For a client to take a message; then it is closed (1008).")] = 10,
+    tool_seconds: Annotated[float, _limit("For a client to answer a call; then the model reads an error.")] = 10,
+    output_chars: Annotated[int, _limit("Of a function's output, as JSON.", min=1)] = Limits.output_chars,
     prompt_chars: Annotated[int, _limit("Of a client's system prompt: it is read step by step.", min=1)] = (
         Limits.prompt_chars
     ),
@@ -125,7 +127,10 @@ def serve(
         model=name,
         system_prompt=system_prompt,
         tts_context_frames=tts_context_frames,
-        limits=Limits(configure_seconds, idle_seconds, session_seconds, prompt_chars=prompt_chars),
+        limits=Limits(
+            configure_seconds, idle_seconds, session_seconds, prompt_chars=prompt_chars, output_chars=output_chars
+        ),
+        tool_seconds=tool_seconds,
         http_limits=HttpLimits(header_bytes, header_seconds),
         socket_limits=SocketLimits(message_chars),
         write_seconds=write_seconds,

@@ -19,6 +19,7 @@ import trio
 
 from voicechat_core import wire
 from voicechat_core.errors import VoiceChatError
+from voicechat_core.tools import WAIT_FRAMES
 from voicechat_server.exchange import (
     Cancel,
     Close,
@@ -30,14 +31,17 @@ from voicechat_server.exchange import (
     Open,
     Opened,
     OpenFailed,
+    OutputRefused,
     PeerLeft,
     Push,
+    Respond,
     Said,
     Send,
     Stop,
 )
-from voicechat_server.model_messages import Delivery, Opening, Result, Skipped
+from voicechat_server.model_messages import Delivery, Opening, Responded, Result, Skipped
 from voicechat_server.model_messages import Failed as SessionFailed
+from voicechat_server.model_messages import OutputRefused as SessionRefusedOutput
 from voicechat_server.protocol import Protocol as Conversation
 from voicechat_server.transport import Gone, Transport
 from voicechat_server.worker import Stage, Worker, WorkerSession
@@ -65,6 +69,7 @@ class Connection:
         stopping: trio.Event,
         write_seconds: float = 10.0,
         tts_context_frames: int | None = None,
+        tool_wait_frames: int = WAIT_FRAMES,
         saw: Callable[[Seen], None] = lambda what: None,
     ) -> None:
         """A peer that was admitted.
@@ -76,6 +81,7 @@ class Connection:
             stopping: is set when the server shuts down.
             write_seconds: see ``Settings``.
             tts_context_frames: see ``Settings``.
+            tool_wait_frames: see ``Settings``.
             saw: shown all that passes; must neither raise nor wait.
         """
         self._transport = transport
@@ -84,6 +90,7 @@ class Connection:
         self._stopping = stopping
         self._write_seconds = write_seconds
         self._tts_context_frames = tts_context_frames
+        self._tool_wait_frames = tool_wait_frames
         self._saw = saw
         self._session: WorkerSession | None = None
         self._close = Close(1011, "the connection ended without a word")
@@ -138,7 +145,8 @@ class Connection:
             return
         await self._tell(Opened())
         async for result in session:
-            await self._tell(self._input_of(session, result))
+            if (news := self._input_of(session, result)) is not None:
+                await self._tell(news)
 
     async def _write(self) -> None:
         async for message in self._outgoing:
@@ -194,6 +202,9 @@ class Connection:
             if self._session is not None:
                 self._session.flush(pad_partial=command.pad_partial)
                 self._saw(command)
+        elif isinstance(command, Respond):
+            if self._session is not None:
+                self._session.respond(command.call_id, command.output)
         elif isinstance(command, Cancel):
             if self._session is not None:
                 self._session.cancel()
@@ -207,7 +218,13 @@ class Connection:
             self._session.close()
         skip = command.lag.max_seconds if command.lag.policy == "skip" else None
         opening = Opening(
-            command.system_prompt, command.seed, command.max_frames, self._tts_context_frames, skip_beyond_seconds=skip
+            command.system_prompt,
+            command.seed,
+            command.max_frames,
+            self._tts_context_frames,
+            skip_beyond_seconds=skip,
+            tools=command.function_calls,
+            tool_wait_frames=self._tool_wait_frames,
         )
         self._saw(opening)
         try:
@@ -225,11 +242,15 @@ class Connection:
 
     # ---- what the worker says, in the protocol's words
 
-    def _input_of(self, session: WorkerSession, result: Result) -> Input:
+    def _input_of(self, session: WorkerSession, result: Result) -> Input | None:
         if isinstance(result, Skipped):
             return self._lag(session)
         if isinstance(result, SessionFailed):
             return Failed(result.error, result.ended)
+        if isinstance(result, SessionRefusedOutput):
+            return OutputRefused(result.call_id, result.error)
+        if isinstance(result, Responded):
+            return None  # the peer hears of it when the model has read it
         return Said(result)
 
     def _lag(self, session: WorkerSession) -> Lagging:

@@ -4,6 +4,7 @@ Time is seconds of any one clock. Knows no socket, thread or model.
 """
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,8 +22,10 @@ __all__ = [
     "Open",
     "OpenFailed",
     "Opened",
+    "OutputRefused",
     "PeerLeft",
     "Push",
+    "Respond",
     "Said",
     "Send",
     "Stop",
@@ -63,6 +66,14 @@ class Failed:
 
 
 @dataclass(frozen=True)
+class OutputRefused:
+    """What ``Respond`` gave was not taken, and nothing has changed by it."""
+
+    call_id: str
+    error: BaseException
+
+
+@dataclass(frozen=True)
 class Lagging:
     """Where the session stands: audio that no frame has taken yet, and how many frames were skipped so far in all.
 
@@ -87,7 +98,7 @@ class Stop:
     reason: str
 
 
-Input = Opened | OpenFailed | Said | Failed | Lagging | PeerLeft | Stop
+Input = Opened | OpenFailed | Said | Failed | OutputRefused | Lagging | PeerLeft | Stop
 
 
 # ---- what is to be done
@@ -105,12 +116,14 @@ class Open:
     """Open a session, then tell ``Opened`` or ``OpenFailed``. What is pushed meanwhile waits behind it.
 
     ``system_prompt`` None is the checkpoint's own, "" none. ``max_frames`` is None where only the model sets a limit.
+    With ``function_calls`` the peer answers what the model calls.
     """
 
     system_prompt: str | None
     seed: int
     max_frames: int | None
     lag: wire.LagPolicy
+    function_calls: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,6 +148,14 @@ class Flush:
 
 
 @dataclass(frozen=True)
+class Respond:
+    """Give the session the output of a call that it told; if it does not take it, that is ``OutputRefused``."""
+
+    call_id: str
+    output: Any
+
+
+@dataclass(frozen=True)
 class Cancel:
     """End the session, or its opening, at once: nothing more is wanted of it."""
 
@@ -147,4 +168,4 @@ class Close:
     reason: str
 
 
-Command = Send | Open | Push | Flush | Cancel | Close
+Command = Send | Open | Push | Flush | Respond | Cancel | Close

@@ -34,6 +34,10 @@ class Metrics:
         self.turned_away = counter("connections_turned_away", "Connections closed because too many were open")
         self.frames = counter("frames", "Frames that the model ran")
         self.skipped = counter("frames_skipped", "Frames dropped under the policy skip, of sessions that have ended")
+        self.calls = counter("function_calls", "Calls that clients were to answer, of sessions that have ended")
+        self.calls_failed = counter(
+            "function_calls_failed", "Calls that could not be read, of sessions that have ended"
+        )
         self.slots_taken = gauge("slots_taken", "Sessions that are active")
         self.model_sessions = gauge("model_sessions", "Sessions that the model's thread has not closed yet")
         self.model_ready = gauge("model_ready", "1 when the model is loaded and runs")

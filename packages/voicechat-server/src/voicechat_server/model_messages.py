@@ -1,12 +1,14 @@
 """What Trio and the model thread say to each other: plain values. Needs no MLX, knows no Trio.
 
-Commands go to the thread, news come from it, and results are what a session gives: the core's events, ``Skipped`` and
-``Failed``. ``generation`` is the number of a session: each has another one.
+Commands go to the thread, news come from it, and results are what a session gives: the core's events, ``Skipped``,
+``Responded``, ``OutputRefused`` and ``Failed``. ``generation`` is the number of a session: each has another one.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 from voicechat_core.events import Event
+from voicechat_core.tools import WAIT_FRAMES
 from voicechat_server.mailbox import Mailbox
 
 __all__ = [
@@ -23,9 +25,12 @@ __all__ = [
     "Open",
     "Opened",
     "Opening",
+    "OutputRefused",
     "Ping",
     "Refused",
     "Released",
+    "Respond",
+    "Responded",
     "Result",
     "Skipped",
     "Stop",
@@ -49,6 +54,8 @@ class Opening:
     max_frames: int | None = None
     tts_context_frames: int | None = None
     skip_beyond_seconds: float | None = None
+    tools: bool = False
+    tool_wait_frames: int = WAIT_FRAMES
 
 
 @dataclass(frozen=True)
@@ -60,6 +67,22 @@ class Skipped:
 
 
 @dataclass(frozen=True)
+class Responded:
+    """A call has this output; the next frame is the first that can show it."""
+
+    call_id: str
+    output: Any
+
+
+@dataclass(frozen=True)
+class OutputRefused:
+    """It has not; the session is as before. The error is bare of its traceback."""
+
+    call_id: str
+    error: BaseException
+
+
+@dataclass(frozen=True)
 class Failed:
     """The session failed, bare of its traceback. Unless it ``ended``, it can still be flushed or cancelled."""
 
@@ -67,7 +90,7 @@ class Failed:
     ended: bool
 
 
-Result = Event | Skipped | Failed
+Result = Event | Skipped | Responded | OutputRefused | Failed
 
 
 # ---- commands, to the thread
@@ -98,6 +121,15 @@ class Flush:
 
 
 @dataclass(frozen=True)
+class Respond:
+    """Give a call its output."""
+
+    generation: int
+    call_id: str
+    output: Any
+
+
+@dataclass(frozen=True)
 class Cancel:
     """End the session at once."""
 
@@ -121,7 +153,7 @@ class Stop:
     """Look whether to stop: the thread is told by ``halt``, and this only wakes it."""
 
 
-Command = Open | Wake | Flush | Cancel | Close | Ping | Stop
+Command = Open | Wake | Flush | Respond | Cancel | Close | Ping | Stop
 
 
 # ---- news, from the thread

@@ -43,9 +43,12 @@ from voicechat_server.model_messages import (
     News,
     Open,
     Opened,
+    OutputRefused,
     Ping,
     Refused,
     Released,
+    Respond,
+    Responded,
     Result,
     Skipped,
     Stop,
@@ -176,7 +179,10 @@ class ModelThread:
         elif not isinstance(command, Stop) and (seat := self._seats.get(command.generation)):
             self._obey_for(seat, command)
 
-    def _obey_for(self, seat: _Seat, command: Wake | Flush | Cancel) -> None:
+    def _obey_for(self, seat: _Seat, command: Wake | Flush | Respond | Cancel) -> None:
+        if isinstance(command, Respond):
+            self._deliver(seat, [self._responded(seat, command)])
+            return
         if isinstance(command, Cancel):
             results = seat.session.cancel()
             self._leave(seat)
@@ -186,6 +192,13 @@ class ModelThread:
             seat.pad_partial = command.pad_partial
         if seat not in self._ready:
             self._ready.append(seat)
+
+    def _responded(self, seat: _Seat, command: Respond) -> Result:
+        try:
+            seat.session.respond(command.call_id, command.output)
+        except InputError as error:
+            return OutputRefused(command.call_id, _bare(error))
+        return Responded(command.call_id, command.output)
 
     def _open(self, command: Open) -> None:
         if command.mailbox.is_shut or self._halted.is_set():
@@ -211,6 +224,8 @@ class ModelThread:
             seed=opening.seed,
             max_frames=opening.max_frames,
             tts_context_frames=opening.tts_context_frames,
+            tools=opening.tools,
+            tool_wait_frames=opening.tool_wait_frames,
             progress=lambda done: self._while_opening(command.mailbox),
         )
         return _Seat(command.generation, session, command.mailbox, bound)

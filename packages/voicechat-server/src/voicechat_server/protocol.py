@@ -21,6 +21,7 @@ from typing import Final
 
 from voicechat_core import events, wire
 from voicechat_core.errors import InputError, WireError
+from voicechat_core.strict_json import json_of, shown
 from voicechat_server.exchange import (
     Cancel,
     Close,
@@ -32,8 +33,10 @@ from voicechat_server.exchange import (
     Open,
     Opened,
     OpenFailed,
+    OutputRefused,
     PeerLeft,
     Push,
+    Respond,
     Said,
     Send,
     Stop,
@@ -71,6 +74,7 @@ what_comes              CONFIGURING   OPENING       CLOSED_EARLY  READY         
 SessionUpdate           open          update_again  update_again  update_again  update_again  update_again
 InputAudioBufferAppend  too_early     push_ahead    too_late      push          too_much      too_late
 InputAudioBufferCommit  too_early     commit_ahead  too_late      commit        commit        too_late
+ConversationItemCreate  too_early     respond       respond       respond       respond       respond
 SessionCancel           too_early     cancel        cancel        cancel        cancel        cancel
 ResponseCancel          too_early     cancel        cancel        cancel        cancel        cancel
 SessionPing             pong          pong          pong          pong          pong          pong
@@ -80,6 +84,7 @@ Opened                  -             opened        opened_early  -             
 OpenFailed              -             not_opened    not_opened    -             -             -
 Said                    -             -             -             tell          tell          tell
 Failed                  -             failed        failed        failed        failed        failed
+OutputRefused           -             -             -             not_taken     not_taken     not_taken
 Lagging                 -             -             -             lagging       lagging       lagging
 Tick                    unconfigured  -             -             idle          idle          unfinished
 PeerLeft                left          left          left          left          left          left
@@ -105,7 +110,8 @@ REFUSALS: Final = {
 }
 
 INPUTS: Final = (
-    *wire.CLIENT_EVENTS.values(), WireError, Binary, Opened, OpenFailed, Said, Failed, Lagging, Tick, PeerLeft, Stop
+    *wire.CLIENT_EVENTS.values(), WireError, Binary, Opened, OpenFailed, Said, Failed,
+    OutputRefused, Lagging, Tick, PeerLeft, Stop,
 )  # fmt: skip
 
 
@@ -135,6 +141,7 @@ class Limits:
         lag_every_seconds: least time between two session.lag.
         prompt_chars: of a peer's system prompt. The speech decoder takes a step for each of its tokens the first time,
             so a long one keeps the slot for minutes; this is two or three pages.
+        output_chars: of a function's output, as JSON. The model reads a token of it a frame, 1,024 at most.
     """
 
     configure_seconds: float = 30.0
@@ -143,6 +150,7 @@ class Limits:
     lag_seconds: float = 0.5
     lag_every_seconds: float = 1.0
     prompt_chars: int = 8192
+    output_chars: int = 8192
 
 
 class Protocol:
@@ -170,6 +178,7 @@ class Protocol:
         """
         self.state = State.CONFIGURING
         self.session_id = f"sess_{token()}"
+        self.function_calls = self.function_calls_failed = 0  # that the peer was told
         self.ended_by = ""  # why, in a word or two for the log, once the state is ENDED
         self._model = model
         self._token = token
@@ -182,6 +191,8 @@ class Protocol:
         self._active_at = now
         self._sent_ahead = 0  # messages of audio that wait for the session to open
         self._early_commit = Flush(pad_partial=True)
+        self._awaited: set[str] = set()  # calls of one frame, the last that has any, without an output so far
+        self._awaited_frame = -1
         self._telling = Telling(self._event_id)
         self._skips_told = 0
         self._lag_told_at = -math.inf
@@ -236,6 +247,11 @@ class Protocol:
             if chars > most:
                 text = f"session.update: session.system_prompt has {chars} characters; at most {most} are taken"
                 raise WireError(text, code="session_initialization_failed", event_type="session.update")
+        elif isinstance(message, wire.ConversationItemCreate):
+            chars, most = len(json_of(message.item.output, "item.output")), self._limits.output_chars
+            if chars > most:
+                text = f"conversation.item.create: item.output has {chars} characters as JSON; at most {most} are taken"
+                raise WireError(text, event_type="conversation.item.create")
         return message
 
     def happened(self, what: Input, now: float) -> list[Command]:
@@ -269,7 +285,7 @@ class Protocol:
         self._policy = asked.lag.policy
         prompt = self._system_prompt if asked.system_prompt is None else asked.system_prompt
         max_frames = None if math.isinf(frames) else math.ceil(frames)
-        return [Open(prompt, asked.seed, max_frames, asked.lag)]
+        return [Open(prompt, asked.seed, max_frames, asked.lag, asked.function_calls)]
 
     def _push(self, append: wire.InputAudioBufferAppend, now: float) -> list[Command]:
         samples = wire.samples_of(append.audio)
@@ -288,6 +304,15 @@ class Protocol:
         self._sent_ahead += 1
         self._early_commit = Flush(commit.pad_partial)
         return []
+
+    def _respond(self, create: wire.ConversationItemCreate, now: float) -> list[Command]:
+        """Each call has one output on its way at a time, so that what waits for the model's thread is bounded."""
+        call_id = create.item.call_id
+        if call_id not in self._awaited:
+            message = f"conversation.item.create: no call {shown(call_id)} waits for an output"
+            return [self._error("invalid_request", message)]
+        self._awaited.discard(call_id)
+        return [Respond(call_id, create.item.output)]
 
     def _cancel(self, cancel: wire.SessionCancel | wire.ResponseCancel, now: float) -> list[Command]:
         cancelled = Send(wire.ResponseCancelled(event_id=self._event_id(), frame_index=self.frames))
@@ -329,12 +354,27 @@ class Protocol:
 
     def _tell(self, said: Said, now: float) -> list[Command]:
         self._active_at = now
+        self._notice_calls(said.event)
         sent: list[Command] = [Send(message) for message in self._telling.tell(said.event)]
         if isinstance(said.event, events.Done):
             return [*self._unsaid_lag(now), *sent, *self._end(1000, "done")]
         if isinstance(said.event, events.Cancelled):
             return [*self._unsaid_lag(now), *sent, *self._end(1000, "cancelled")]
         return sent
+
+    def _notice_calls(self, event: events.Event) -> None:
+        if isinstance(event, events.ToolCallFailed):
+            self.function_calls_failed += 1
+        elif isinstance(event, events.ToolCall):
+            self.function_calls += 1
+            if event.frame_index != self._awaited_frame:  # the model waits for one frame's calls at a time
+                self._awaited, self._awaited_frame = set(), event.frame_index
+            self._awaited.add(event.call_id)
+
+    def _not_taken(self, refused: OutputRefused, now: float) -> list[Command]:
+        self._awaited.add(refused.call_id)  # it may wait for a better one; the session knows
+        message = _told(refused.error, "the output could not be given to the model")
+        return [self._error("invalid_request", f"conversation.item.create: {message}")]
 
     def _failed(self, failure: Failed, now: float) -> list[Command]:
         if failure.ended:

@@ -29,9 +29,10 @@ import trio
 from voicechat_core import wire
 from voicechat_core.errors import InputError
 from voicechat_core.events import AudioFrame
+from voicechat_core.strict_json import json_of
 from voicechat_server.connection import Seen
 from voicechat_server.exchange import Flush, Push
-from voicechat_server.model_messages import Delivery, Opening, Skipped
+from voicechat_server.model_messages import Delivery, Opening, Responded, Skipped
 from voicechat_server.recording_files import (
     FORMAT,
     BinaryFrame,
@@ -40,6 +41,7 @@ from voicechat_server.recording_files import (
     Folder,
     FrameRan,
     Item,
+    OutputTaken,
     RecordingError,
     SessionFile,
     SkippedFrames,
@@ -245,6 +247,8 @@ class Recorder:
         for result in delivery.results:
             if isinstance(result, Skipped):
                 yield SkippedFrames(at=at, before_frame=self._frames, frames=result.frames)
+            elif isinstance(result, Responded):
+                yield OutputTaken(at=at, before_frame=self._frames, call_id=result.call_id, output=result.output)
             elif isinstance(result, AudioFrame):
                 if delivery.seconds is not None:
                     yield FrameRan(at=at, frame_index=self._frames, seconds=round(delivery.seconds, 6))
@@ -334,6 +338,10 @@ def _size(item: Item) -> int:
             return ITEM_BYTES + len(item.system_prompt or "")
         case wire.ResponseAudioDelta():
             return ITEM_BYTES + len(item.delta)
+        case OutputTaken(output=output):
+            return ITEM_BYTES + len(json_of(output, "the output"))
+        case wire.ResponseFunctionCallArgumentsDone(arguments=text) | wire.ResponseFunctionCallFailed(written=text):
+            return ITEM_BYTES + len(text)
         case wire.ResponseTextDelta() | wire.ResponseFunctionDelta():
             return ITEM_BYTES + len(item.text)
         case wire.ConversationItemInputAudioTranscriptionDelta():

@@ -7,8 +7,8 @@
       output.pcm      what the peer was sent: 16-bit, 22.05 kHz
 
 Rules of this file: samples are written before the line that tells of them, so what a line tells of is there, even if
-the process is killed behind it. Nothing that a peer sends is kept at any length but samples, and the prompt of an
-opening. No header and no key comes here.
+the process is killed behind it. Nothing that a peer sends is kept at any length but samples, the prompt of an
+opening, and outputs that the session took. No header and no key comes here.
 """
 
 import os
@@ -25,6 +25,7 @@ import msgspec
 
 from voicechat_core import wire
 from voicechat_core.errors import VoiceChatError, WireError
+from voicechat_core.strict_json import json_of
 from voicechat_server.exchange import Push
 from voicechat_server.model_messages import Opening
 
@@ -44,6 +45,7 @@ __all__ = [
     "FromServer",
     "Item",
     "Line",
+    "OutputTaken",
     "RecordingError",
     "SessionFile",
     "SkippedFrames",
@@ -178,6 +180,14 @@ class SkippedFrames(_Line, frozen=True, kw_only=True, tag="skipped"):
     frames: int
 
 
+class OutputTaken(_Line, frozen=True, kw_only=True, tag="output"):
+    """A call was given this output before frame ``before_frame`` ran."""
+
+    before_frame: int
+    call_id: str
+    output: Any
+
+
 class FrameRan(_Line, frozen=True, kw_only=True, tag="frame"):
     """What a frame took on the model's thread."""
 
@@ -185,7 +195,7 @@ class FrameRan(_Line, frozen=True, kw_only=True, tag="frame"):
     seconds: float
 
 
-Line = FromClient | Unreadable | BinaryFrame | FromServer | Asked | Flushed | SkippedFrames | FrameRan
+Line = FromClient | Unreadable | BinaryFrame | FromServer | Asked | Flushed | SkippedFrames | OutputTaken | FrameRan
 
 
 def told(message: wire.ClientEvent | wire.ServerEvent) -> dict[str, Any]:
@@ -210,7 +220,10 @@ def _cut(value: Any) -> Any:
 
 def _from_client(at: float, text: str) -> Line:
     try:
-        return FromClient(at=at, message=_cut(told(wire.decode_client(text))))
+        message = told(wire.decode_client(text))
+        if "item" in message:  # whatever it holds; in full it is an ``OutputTaken``
+            message["item"]["output"] = json_of(message["item"]["output"], "the output")
+        return FromClient(at=at, message=_cut(message))
     except WireError:
         begins = text[:KEPT_CHARACTERS].encode(errors="replace").decode()
         return Unreadable(at=at, begins=begins, characters=len(text))

@@ -11,6 +11,7 @@ No Trio and no thread: the caller's thread loads the checkpoint and runs it.
 """
 
 import json
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
@@ -24,7 +25,7 @@ import numpy.typing as npt
 
 from voicechat_core import wire
 from voicechat_core.errors import ContextLimitError, InputError, VoiceChatError
-from voicechat_core.events import Event
+from voicechat_core.events import AudioFrame, Event
 from voicechat_server.model_messages import Opening
 from voicechat_server.recording_files import (
     FORMAT,
@@ -36,6 +37,7 @@ from voicechat_server.recording_files import (
     Flushed,
     FromServer,
     Line,
+    OutputTaken,
     SessionFile,
     SkippedFrames,
     told,
@@ -57,6 +59,8 @@ SAID: Final = {
         wire.ConversationItemInputAudioTranscriptionDelta,
         wire.ResponseTextDelta,
         wire.ResponseFunctionDelta,
+        wire.ResponseFunctionCallArgumentsDone,
+        wire.ResponseFunctionCallFailed,
         wire.ResponseAudioDelta,
         wire.ResponseDone,
     )
@@ -157,6 +161,7 @@ class Recorded:
     input: Samples = field(repr=False)
     said: list[Said] = field(repr=False)
     skips: list[SkippedFrames] = field(repr=False)
+    outputs: list[OutputTaken] = field(repr=False)
     flush: Flushed | None = None
     notes: list[str] = field(default_factory=list)
 
@@ -198,6 +203,7 @@ def read(folder: str | PathLike[str]) -> Recorded:
         input=_pcm(path / INPUT, facts, facts.input_samples),
         said=_with_samples(said, _pcm(path / OUTPUT, facts, facts.output_samples), path, facts, notes),
         skips=[line for line in lines if isinstance(line, SkippedFrames)],
+        outputs=[line for line in lines if isinstance(line, OutputTaken)],
         flush=flushes[0] if flushes else None,
         notes=notes,
     )
@@ -226,7 +232,7 @@ def _facts(path: Path) -> SessionFile:
 def _lines(path: Path, facts: SessionFile, notes: list[str]) -> list[Line]:
     """What matters of all that passed. A log may be long, and mostly pings."""
     every = _every_line(path, facts, notes)
-    return [line for line in every if isinstance(line, Asked | Flushed | SkippedFrames) or _is_said(line)]
+    return [line for line in every if isinstance(line, Asked | Flushed | SkippedFrames | OutputTaken) or _is_said(line)]
 
 
 def _is_said(line: Line) -> bool:
@@ -378,10 +384,22 @@ def _again(recorded: Recorded, voicechat: "VoiceChat") -> Iterator[wire.ServerEv
         seed=opening.seed,
         max_frames=opening.max_frames,
         tts_context_frames=opening.tts_context_frames,
+        tools=opening.tools,
+        tool_wait_frames=opening.tool_wait_frames,
     )
     telling = Telling(lambda: "")
-    for event in _events(session, recorded.heard(voicechat), recorded.flush):
+    for event in _answered(session, _events(session, recorded.heard(voicechat), recorded.flush), recorded.outputs):
         yield from telling.tell(event)
+
+
+def _answered(session: "Session", events: Iterator[Event], outputs: list[OutputTaken]) -> Iterator[Event]:
+    """The events, while calls are given their outputs before the frames before which they had them."""
+    waiting = deque(outputs)
+    for event in events:
+        yield event
+        while isinstance(event, AudioFrame) and waiting and waiting[0].before_frame <= session.frame_index:
+            output = waiting.popleft()
+            session.respond(output.call_id, output.output)
 
 
 def _events(session: "Session", heard: Samples, flush: Flushed | None) -> Iterator[Event]:

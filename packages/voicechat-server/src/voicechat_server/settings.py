@@ -13,6 +13,7 @@ from voicechat_server.worker import MOST_INPUT_SECONDS, MOST_RESULTS
 __all__ = ["Settings", "require_positive"]
 
 FRAME_SECONDS: Final = 0.08
+LONGEST_SECONDS: Final = 1e9  # thirty years: of infinity there are no frames
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,8 @@ class Settings:
         limits: of a conversation.
         http_limits: of a connection before it is one.
         socket_limits: of a WebSocket.
+        tool_seconds: of audio, in which a peer is to answer a call; then the model reads an error. Longer, and whoever
+            asked has hung up.
         write_seconds: in which the socket must take one message of some 5 kB: a peer that has not read for so long
             gives its slot back.
         connections: open at once. One talks, some ask for its turn or for /health; each is a file and some KiB, and a
@@ -41,6 +44,7 @@ class Settings:
     limits: Limits = field(default_factory=Limits)
     http_limits: HttpLimits = field(default_factory=HttpLimits)
     socket_limits: SocketLimits = field(default_factory=SocketLimits)
+    tool_seconds: float = 10.0
     write_seconds: float = 10.0
     connections: int = 100
     queued_seconds: float = MOST_INPUT_SECONDS
@@ -55,6 +59,11 @@ class Settings:
             raise InputError(f"queued_seconds is {self.queued_seconds}; {FRAME_SECONDS}, a frame, is the least")
         for limits in (self.limits, self.http_limits, self.socket_limits):
             require_positive(limits)
+
+    @property
+    def tool_wait_frames(self) -> int:
+        """``tool_seconds`` in frames, at least one."""
+        return math.ceil(min(self.tool_seconds, LONGEST_SECONDS) / FRAME_SECONDS)
 
 
 def require_positive(limits: Any) -> None:

@@ -1,17 +1,19 @@
-"""What a session says -> the messages that tell it: cumulative texts, token ids, 16-bit audio.
+"""What a session says -> the messages that tell it: cumulative texts, token ids, calls, 16-bit audio.
 
-A frame is told whole: its deltas wait for its audio, which brings their token ids. So a peer never hears half of a
-frame, whatever ends the session in between.
+A frame is told whole: its deltas and calls wait for its audio, which brings the token ids. So a peer never hears half
+of a frame, whatever ends the session in between.
 """
 
 from collections.abc import Callable
 
 from voicechat_core import events, wire
 from voicechat_core.audio import float_to_pcm16
+from voicechat_core.strict_json import json_of
 
 __all__ = ["Telling"]
 
 Delta = events.TranscriptDelta | events.TextDelta | events.FunctionDelta
+Call = events.ToolCall | events.ToolCallFailed
 
 
 class Telling:
@@ -21,7 +23,7 @@ class Telling:
         """``event_id`` names each message."""
         self.frames = 0
         self._event_id = event_id
-        self._waiting: list[Delta] = []  # of the frame whose audio has not come: three at most
+        self._waiting: list[Delta | Call] = []  # of the frame whose audio has not come: three deltas, and its calls
         self._text_token = self._function_token = 0  # of the last frame
         # All of each so far: grown by what is new, never decoded again.
         self._transcript = self._text = self._function = ""
@@ -38,13 +40,13 @@ class Telling:
             case events.AudioTail():
                 return []  # an audio delta is always a whole frame
         if event.frame_index < self.frames:
-            return [self._delta(event)]  # at the end: what the last token left unfinished
+            return [self._part(event)]  # at the end: what the last token left unfinished
         self._waiting.append(event)
         return []
 
     def _frame(self, frame: events.AudioFrame) -> list[wire.ServerEvent]:
         self._text_token, self._function_token = frame.text_token, frame.function_token
-        deltas = [self._delta(delta) for delta in self._waiting]
+        parts = [self._part(part) for part in self._waiting]
         self._waiting.clear()
         self.frames = frame.frame_index + 1
         audio = wire.ResponseAudioDelta(
@@ -55,7 +57,21 @@ class Telling:
             text_token=frame.text_token,
             function_token=frame.function_token,
         )
-        return [*deltas, audio]
+        return [*parts, audio]
+
+    def _part(self, event: Delta | Call) -> wire.ServerEvent:
+        return self._call(event) if isinstance(event, Call) else self._delta(event)
+
+    def _call(self, event: Call) -> wire.ServerEvent:
+        name, index = self._event_id(), event.frame_index
+        if isinstance(event, events.ToolCallFailed):
+            return wire.ResponseFunctionCallFailed(
+                event_id=name, frame_index=index, reason=event.reason, written=event.text
+            )
+        arguments = json_of(event.arguments, "the arguments")
+        return wire.ResponseFunctionCallArgumentsDone(
+            event_id=name, frame_index=index, call_id=event.call_id, name=event.name, arguments=arguments
+        )
 
     def _delta(self, event: Delta) -> wire.ServerEvent:
         name, index, delta = self._event_id(), event.frame_index, event.text

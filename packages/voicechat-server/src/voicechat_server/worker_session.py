@@ -12,7 +12,18 @@ import trio
 from voicechat_core.errors import AudioError, SessionClosedError, VoiceChatError
 from voicechat_core.events import AudioFrame, Cancelled, Done
 from voicechat_server.mailbox import SAMPLE_RATE, Mailbox
-from voicechat_server.model_messages import Cancel, Close, Command, Delivery, Failed, Flush, Result, Skipped, Wake
+from voicechat_server.model_messages import (
+    Cancel,
+    Close,
+    Command,
+    Delivery,
+    Failed,
+    Flush,
+    Respond,
+    Result,
+    Skipped,
+    Wake,
+)
 
 __all__ = ["WorkerEndedError", "WorkerSession"]
 
@@ -24,8 +35,8 @@ class WorkerEndedError(VoiceChatError):
 class WorkerSession:
     """One session on the model thread. ``Worker.open`` makes them; one task takes the results, one pushes.
 
-    The results are the core's events, ``Skipped`` and ``Failed``. The last one is ``Done``, ``Cancelled``, or a
-    ``Failed`` that ``ended``; after it, pushing and ending do nothing.
+    The results are the core's events, ``Skipped``, ``Responded``, ``OutputRefused`` and ``Failed``. The last one is
+    ``Done``, ``Cancelled``, or a ``Failed`` that ``ended``; after it, pushing and ending do nothing.
     """
 
     def __init__(
@@ -116,6 +127,11 @@ class WorkerSession:
         if not self._flushed and not self._ending:
             self._flushed = True
             self._send(Flush(self.generation, pad_partial))
+
+    def respond(self, call_id: str, output: object) -> None:
+        """Give a call its output. Whether it was taken is a result: ``Responded`` or ``OutputRefused``."""
+        if not self._ending:
+            self._send(Respond(self.generation, call_id, output))
 
     def cancel(self) -> None:
         """End the session after the frame in flight, if any: from now on ``Cancelled`` is the only result.
