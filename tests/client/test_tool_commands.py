@@ -53,6 +53,7 @@ def result(tool: Tool, arguments: dict[str, Any], seconds: float = 10.0) -> obje
         ("print('[', end='\\n]')", []),
         ("print('[five] or\\nsix')", "[five] or"),
         ("print('{\\n')", "{"),
+        ("print('{five\\r\\nsix')", "{five"),
         ("print('NaN')", "NaN"),
         ("import sys; sys.stdout.buffer.write('é'.encode())", "é"),
         ("import sys; print(sys.stdin.readline().strip())", {"sides": 6, "who": "é"}),

@@ -263,9 +263,10 @@ def after_errors(*messages: str, calls: int = 2) -> tuple[list[tuple[str, object
 
 
 def test_an_output_that_is_refused_is_followed_by_a_short_one_once() -> None:
-    given, told = after_errors(TOO_LONG.format("call_3_1"), TOO_LONG.format("call_3_1"), calls=12)
-    assert given == [("call_3_1", REFUSED)]  # neither call_3_10 nor the rest
-    assert told == [f"tool five: the server refused its result: {TOO_LONG.format('call_3_1')}"]
+    refusals = [TOO_LONG.format(name) for name in ("call_3_10", "call_3_10", "call_3_0")]
+    given, told = after_errors(*refusals, calls=12)
+    assert given == [("call_3_10", REFUSED), ("call_3_0", REFUSED)]  # call_3_1 is another one
+    assert told == [f"tool five: the server refused its result: {refusals[place]}" for place in (0, 2)]
 
 
 def test_an_output_whose_call_is_not_named() -> None:
