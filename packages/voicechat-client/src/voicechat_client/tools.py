@@ -38,7 +38,7 @@ MOST_CALLS: Final = 16  # that run or wait: what a server makes of one list of c
 # Characters of a result as JSON: what a server takes, if it is not told otherwise (--output-chars). It refuses shorter
 # ones that are more than some 1,000 tokens of its model, and nobody here can count those. See _answer_again.
 LONGEST_RESULT: Final = 8192
-LONGEST_ERROR: Final = 100  # characters: while the model reads, a token a frame, it says nothing; of ASCII for 8 s at most
+LONGEST_ERROR: Final = 100  # characters: the model says nothing while it reads, a token a frame; 8 s at most, of ASCII
 REFUSED: Final = "the result was refused"
 
 
