@@ -35,8 +35,8 @@ class GenerationResult:
     """What one recording gave, on one timeline of 80 ms frames.
 
     ``transcript`` is what the user said, or None where the checkpoint has no transcript branch. ``text`` and
-    ``function_text`` are the assistant's two channels, ``text_tokens`` and ``function_tokens`` their ids, one a
-    frame, PAD included. ``audio_codes`` is int32 ``[frames, Q]``; ``audio`` float32 mono in [-1, 1] at
+    ``function_text`` are the assistant's two channels (turns of text a space apart), ``text_tokens`` and
+    ``function_tokens`` their ids, one a frame, PAD included. ``audio_codes`` is int32 ``[frames, Q]``; ``audio`` float32 mono in [-1, 1] at
     ``sample_rate`` hertz, 1764 samples a frame; ``seconds`` its length. ``tts_prompt_steps`` and
     ``tts_context_frames`` are what the speech decoder was run with.
     """
@@ -221,7 +221,7 @@ def _result(
     audio = speech(model, codes)
     return GenerationResult(
         transcript=transcribe(model, timeline.encoded),
-        text=tokenizer.visible_text(text, hidden),
+        text=tokenizer.visible_text(text, hidden, model.config.bos_token_id),
         function_text=tokenizer.visible_text(function, hidden),
         text_tokens=text,
         function_tokens=function,
