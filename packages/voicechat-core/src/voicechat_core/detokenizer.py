@@ -68,7 +68,7 @@ class Said:
 
     @property
     def is_open(self) -> bool:
-        """Whether it ends inside of a line of words: what follows without a space would run together with it."""
+        """Whether it has an end that what follows without a space would run together with."""
         return bool(self._pieces) and not self._pieces[-1][-1].isspace()
 
     @property
