@@ -7,7 +7,7 @@ import pytest
 import trio
 
 from training import domain
-from voicechat_client.small_tools import small_tools, spoken_time
+from voicechat_client.small_tools import NUMBERS, small_tools, spoken_time
 from voicechat_client.tools import Tool, ToolError
 
 
@@ -35,6 +35,10 @@ def test_every_time_is_one_that_the_domain_has() -> None:
     answers = {turn.answer for turn in domain.finite_turns("time", held=None)}
     day = [spoken_time(datetime(2026, 1, 1, hour, minute)) for hour in range(24) for minute in range(60)]
     assert {f"It is {words}." for words in day} == answers
+
+
+def test_numbers_are_the_domains() -> None:
+    assert NUMBERS == domain.NUMBERS
 
 
 def test_dice_fall_on_numbers_that_the_domain_has() -> None:

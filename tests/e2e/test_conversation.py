@@ -30,6 +30,7 @@ from voicechat_client import (
 from voicechat_client.talk import TalkReport
 from voicechat_client.talking import hold
 from voicechat_client.tools import answering
+from voicechat_core import wire
 from voicechat_core.audio import float_to_pcm16, read_audio
 from voicechat_core.errors import InputError
 from voicechat_core.offline import GenerationResult
@@ -321,6 +322,32 @@ def test_calls_are_answered_by_the_clients_tools() -> None:
         assert "'call_2_0'" in answer.errors[0].message  # by the model or before it: it has it already
 
     run(main)
+
+
+def test_an_output_that_the_server_refuses_is_answered_shortly() -> None:
+    """It does not name the call; and is told to take less than it would by itself."""
+    told: list[str] = []
+
+    async def long(arguments: dict[str, Any]) -> object:
+        return "x" * 60
+
+    async def main() -> None:
+        model, settings = FakeVoiceChat(calling={2}), Settings(model="fake", limits=Limits(output_chars=50))
+        async with real_app(settings=settings, voicechat=model) as (place, _), connect(place) as conversation:
+            await conversation.update(SessionOptions(function_calls=True))
+            async with answering(conversation, {"roll_dice": long}, told=told.append) as called:
+                await conversation.append(silence(5 * 1280))
+                async for event in conversation:
+                    called(event)
+                    if isinstance(event, wire.Error):
+                        while not model.outputs:
+                            await trio.sleep(0.01)
+                        await conversation.commit()
+        assert [output for _, _, output in model.outputs] == [{"error": "the result was refused"}]
+
+    run(main)
+    refusal = "conversation.item.create: item.output has 62 characters as JSON; at most 50 are taken"
+    assert told == [f"tool roll_dice: the server refused its result: {refusal}"]
 
 
 def test_a_talk_answers_calls_too() -> None:

@@ -120,7 +120,7 @@ def test_a_connection_that_is_reset(server: ServerProcess, url: str, out: Path) 
 # ---- the client is stopped
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_client_that_is_asked_to_stop(number: signal.Signals, url: str, out: Path, tmp_path: Path) -> None:
     events, words, both = (tmp_path / name for name in ("events.jsonl", "words.json", "both.wav"))
     options = ["--events", events, "--transcript", words, "--stereo", both]

@@ -28,7 +28,8 @@ from voicechat_client.sending import Check, Sending
 from voicechat_client.small_tools import small_tools
 from voicechat_client.talk import TalkReport
 from voicechat_client.talking import hold, talk_report
-from voicechat_client.tools import Tool, tools_of
+from voicechat_client.tool_commands import tools_of
+from voicechat_client.tools import Tool
 from voicechat_client.view import note
 from voicechat_core import wire
 from voicechat_core.errors import InputError, VoiceChatError
@@ -70,7 +71,7 @@ Exit status: 0 all is well
 
 9 the connection was lost; 10 the server broke the protocol; 11 a microphone or a speaker
 
-128 and the number of a signal: 130 for Ctrl-C, 143 for SIGTERM
+128 and the number of a signal: 130 for Ctrl-C, 143 for SIGTERM, 129 for SIGHUP
 
 What had arrived by then is in the files.
 """
@@ -102,8 +103,8 @@ Commands = Annotated[
     list[str] | None,
     typer.Option(
         "--tool",
-        help="NAME=COMMAND answers what the model calls: it reads the arguments as JSON, and its first line is the "
-        "result. May be repeated.",
+        help="NAME=COMMAND answers what the model calls: it reads the arguments as JSON, and writes the result: JSON, "
+        "or a line of text. May be repeated.",
     ),
 ]
 SmallTools = Annotated[

@@ -1,11 +1,12 @@
-"""Ctrl-C and SIGTERM, so that whatever is open is finished first."""
+"""Ctrl-C, SIGTERM and SIGHUP, so that whatever is open is finished first."""
 
 import signal
+import sys
 from collections.abc import Awaitable, Callable
 
 import trio
 
-__all__ = ["InterruptedBySignal", "until_interrupted"]
+__all__ = ["InterruptedBySignal", "stopping_signals", "until_interrupted"]
 
 
 class InterruptedBySignal(Exception):  # noqa: N818 (to be asked to stop is no error)
@@ -14,6 +15,13 @@ class InterruptedBySignal(Exception):  # noqa: N818 (to be asked to stop is no e
     def __init__(self, number: int) -> None:
         super().__init__(f"stopped by {signal.Signals(number).name}")
         self.number = number
+
+
+def stopping_signals() -> tuple[signal.Signals, ...]:
+    """Those that ask this process to stop; SIGHUP, the end of its terminal, not where ``nohup`` has it ignored."""
+    if sys.platform == "win32" or signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        return signal.SIGINT, signal.SIGTERM
+    return signal.SIGINT, signal.SIGTERM, signal.SIGHUP
 
 
 async def until_interrupted(work: Callable[[], Awaitable[None]]) -> None:
@@ -28,7 +36,7 @@ async def until_interrupted(work: Callable[[], Awaitable[None]]) -> None:
 
     async def obey(task_status: trio.TaskStatus[None]) -> None:
         nonlocal number
-        with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        with trio.open_signal_receiver(*stopping_signals()) as signals:
             task_status.started()
             async for signal_number in signals:
                 number = signal_number

@@ -1,10 +1,9 @@
 """``talk``, but for its options: devices, a conversation, a view; Ctrl-C ends it in good order.
 
-The first Ctrl-C (or SIGTERM) commits: what was heard is answered and played to its end, for some seconds at most. A
-second one ends it at once.
+The first Ctrl-C (or SIGTERM, or SIGHUP) commits: what was heard is answered and played to its end, for some seconds at
+most. A second one ends it at once.
 """
 
-import signal
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 
@@ -13,6 +12,7 @@ import trio
 from voicechat_client.answer import Answer
 from voicechat_client.conversation import Conversation
 from voicechat_client.devices import Microphone, Speaker
+from voicechat_client.interrupts import stopping_signals
 from voicechat_client.report import report
 from voicechat_client.talk import TalkReport, talk
 from voicechat_client.tools import Tool, answering
@@ -100,7 +100,7 @@ async def _talk(
 async def _stop_by_signal(
     stop: trio.Event, scope: trio.CancelScope, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
 ) -> None:
-    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+    with trio.open_signal_receiver(*stopping_signals()) as signals:
         task_status.started()
         async for _ in signals:
             if stop.is_set():
