@@ -139,13 +139,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = _options(arguments)
     if options.json:
         options.json.parent.mkdir(parents=True, exist_ok=True)
-    prepare(options.data, os.cpu_count() or 1, answers=not options.no_judge)
-    begun = time.monotonic()
     try:
         voicechat = load(options.checkpoint)
         check_vocabularies(voicechat)
     except (VoiceChatError, ValueError) as error:
         raise SystemExit(f"{options.checkpoint}: {error}") from error
+    prepare(options.data, os.cpu_count() or 1, answers=not options.no_judge)
+    begun = time.monotonic()
     extent = SMOKE if options.smoke else of_at_most(options.limit) if options.limit else Extent()
     hears = None if options.no_judge else _counted(Recogniser(options.whisper))
     figures = {"checkpoint": options.checkpoint, "fingerprint": voicechat.model.fingerprint}

@@ -30,6 +30,7 @@ WAYS = {"speaking": ("--paced", "--scale", "4")}  # of the long run; in small th
 
 ROOT = Path(__file__).parents[1]
 OUT = Path("build/training")
+CARD = "README.md"  # of a checkpoint
 
 Command = tuple[str, ...]  # a module of this folder and its words
 Runner = Callable[[Command], int]  # gives the exit status
@@ -151,7 +152,8 @@ def _export(plan: Plan) -> Step:
 
 
 def _judge(plan: Plan) -> Step:
-    figures = plan.out / "evaluation.json"
+    # What nobody heard is not the whole evaluation.
+    figures = plan.out / ("unheard.json" if "--no-judge" in plan.judge else "evaluation.json")
     words = ("--checkpoint", str(plan.checkpoint), "--data", str(plan.data), "--json", str(figures))
     command = ("training.evaluate", *words, *plan.judge, *plan.little())
     return Step("evaluation", (command,), (plan.checkpoint / INDEX, plan.bank("users_test")), (figures,))
@@ -187,8 +189,7 @@ def run(wanted: Sequence[Step], runner: Runner, again: Sequence[str] = ()) -> No
 
 
 def _do(step: Step, runner: Runner, *, goes_on: bool) -> None:
-    if step.anew is not None:
-        shutil.rmtree(step.anew, ignore_errors=True)
+    kept = _cleared(step.anew) if step.anew is not None else None
     for command in step.commands:
         words = (*command, "--resume") if goes_on else command
         _say(f"{step.name}: python -m {' '.join(words)}")
@@ -197,6 +198,16 @@ def _do(step: Step, runner: Runner, *, goes_on: bool) -> None:
     absent = [str(file) for file in step.outputs if not file.exists()]
     if absent:
         raise SystemExit(f"{step.name}: it ended well and left no {', no '.join(absent)}")
+    if step.anew is not None and kept is not None:
+        (step.anew / CARD).write_bytes(kept)
+
+
+def _cleared(folder: Path) -> bytes | None:
+    """Take a folder away but for its model card, which somebody wrote by hand."""
+    card = folder / CARD
+    kept = card.read_bytes() if card.exists() else None
+    shutil.rmtree(folder, ignore_errors=True)
+    return kept
 
 
 def _say(line: str) -> None:
@@ -220,7 +231,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         raise SystemExit(missing)
     run(wanted, _process, options.again)
     if "export" in names:
-        _say(f"{plan.checkpoint}: its model card, README.md, is written by hand")
+        _say(f"{plan.checkpoint}: its model card, {CARD}, is written by hand")
 
 
 def _plan(options: argparse.Namespace) -> Plan:
@@ -250,6 +261,10 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     for name in (*options.steps, *options.again):
         if name not in NAMES:
             parser.error(f"there is no step {name!r}; the steps are {', '.join(NAMES)}")
+    if options.steps and (left := [name for name in options.again if name not in options.steps]):
+        parser.error(f"--again {', '.join(left)}: only {', '.join(options.steps)} is to be done")
+    if options.smoke and options.data is not None:
+        parser.error("--smoke makes data of its own; --data is not read")
     return options
 
 

@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -84,6 +84,14 @@ class Score:
     sentences: int = 0
     exact: int = 0
     wrong: list[tuple[str, str]] = field(default_factory=list)  # said, heard
+
+    @classmethod
+    def of(cls, pairs: Iterable[tuple[str, str]]) -> Self:
+        """Of sentences said and heard."""
+        score = cls()
+        for said, heard in pairs:
+            score.add(said, heard)
+        return score
 
     def add(self, said: str, heard: str) -> None:
         """One more sentence."""
@@ -163,10 +171,7 @@ def join_weights(folder: Path) -> None:
 
 def score(hears: Hears, clips: Iterable[tuple[str, Samples, int]]) -> Score:
     """Of clips: the words in each, its samples and its rate."""
-    total = Score()
-    for said, samples, rate in clips:
-        total.add(said, hears(samples, rate))
-    return total
+    return Score.of((said, hears(samples, rate)) for said, samples, rate in clips)
 
 
 def main() -> None:

@@ -8,6 +8,7 @@ import soundfile
 
 from voicechat_core import load
 from voicechat_core.builtin import SMALL, builtin
+from voicechat_core.errors import CheckpointError
 from voicechat_core.hub import locate
 from voicechat_core.inspection import inspect
 
@@ -22,10 +23,17 @@ def test_it_is_found_by_name_and_no_other_is() -> None:
     assert builtin("voicechat-large") is None
 
 
-def test_a_folder_of_that_name_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_name_means_it_wherever_one_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / SMALL).mkdir()
-    assert locate(SMALL) == Path(SMALL)
+    assert locate(SMALL) == builtin(SMALL)
+    for folder in (f"./{SMALL}", Path(SMALL)):  # who writes a path means the folder
+        assert locate(folder) == Path(SMALL)
+
+
+def test_a_name_that_is_almost_it_is_told_the_right_one() -> None:
+    with pytest.raises(CheckpointError, match=r"^voicechat-smal: no such directory; a checkpoint is voicechat-small, "):
+        load("voicechat-smal")
 
 
 def test_it_is_whole_and_small() -> None:

@@ -126,6 +126,56 @@ def test_a_character_waits_for_its_last_token_across_hidden_ones() -> None:
     assert deltas(detokenizer, [first, 12, second, 12, third, 12]) == ["", "", "", "", "€", "", ""]
 
 
+BEGIN = 1
+TURNS = [
+    (["Two.", BEGIN, "Five."], "Two. Five."),
+    (["Two. ", BEGIN, "Five."], "Two. Five."),
+    (["Two.", BEGIN, "\nFive."], "Two.\nFive."),
+    ([BEGIN, "Two.", 2, 12, BEGIN, 12, BEGIN, "Five", "."], "Two. Five."),
+    (["Two", 12, 11, "."], "Two."),
+    (["Two.", BEGIN], "Two."),
+    ([BEGIN, BEGIN], ""),
+]
+
+
+def turns_of(parts: list[str | int]) -> list[int]:
+    return [*chain.from_iterable([part] if isinstance(part, int) else plain(0).encode(part) for part in parts)]
+
+
+@pytest.mark.parametrize(("parts", "text"), TURNS)
+def test_a_space_stands_between_turns(parts: list[str | int], text: str) -> None:
+    ids = turns_of(parts)
+    assert "".join(deltas(IncrementalDetokenizer(plain(0).token_bytes, HIDDEN, BEGIN), ids)) == text
+    assert plain(0).visible_text(ids, HIDDEN, BEGIN) == text
+
+
+def test_a_turn_begins_with_a_character_of_its_own() -> None:
+    detokenizer = IncrementalDetokenizer(ours(0).token_bytes, HIDDEN, BEGIN)
+    lead, rest = byte_ids(0, "é".encode())
+    assert deltas(detokenizer, [lead, BEGIN, rest]) == ["", "\ufffd", " \ufffd", ""]
+
+
+@given(any_ids, any_ids)
+def test_a_place_between_turns_is_restored(past: list[int], mine: list[int]) -> None:
+    first = IncrementalDetokenizer(ours(0).token_bytes, HIDDEN, BEGIN)
+    for token in [*past, BEGIN]:
+        first.push(token)
+    second = IncrementalDetokenizer(ours(0).token_bytes, HIDDEN, BEGIN).restore(json.loads(json.dumps(first.saved())))
+    assert deltas(second, mine) == deltas(first, mine)
+    assert first.text == second.text == ours(0).visible_text([*past, BEGIN, *mine], HIDDEN, BEGIN)
+
+
+@given(st.lists(st.lists(st.integers(13, 300), max_size=6), max_size=6))
+def test_turns_are_texts_of_their_own(turns: list[list[int]]) -> None:
+    """Each turn's text as if it were alone; where one meets another, a space unless one of both has one."""
+    whole = ""
+    for text in map(ours(0).decode, turns):
+        meet = whole and text and not whole[-1].isspace() and not text[0].isspace()
+        whole += f" {text}" if meet else text
+    ids = [*chain.from_iterable([BEGIN, *turn] for turn in turns)]
+    assert ours(0).visible_text(ids, HIDDEN, BEGIN) == whole
+
+
 def test_function_markers_are_spelled_out_on_both_channels() -> None:
     tokenizer = ours(0)
     start, end = tokenizer.token_id("<SPECIAL_20>"), tokenizer.token_id("<SPECIAL_21>")

@@ -90,7 +90,7 @@ STAGED = [
 
 def test_cold_frames_count_nowhere_else() -> None:
     found = Summary.of(REAL)
-    assert (found.frames, found.mean_ms, found.realtime_factor) == (2, 60.5, 80 / 60.5)
+    assert (found.frames, found.mean_ms, found.realtime_factor) == (2, 60.5, 60.5 / 80)
     assert (found.deadline_misses, found.cold_misses) == (1, 1)
     assert found.total == Percentiles(40, 81, 81, 81)
     assert [t.frame_index for t in found.cold] == [0, 1]
@@ -110,7 +110,7 @@ language              30.00    60.00    60.00    60.00
 total with waits      45.00    85.00    85.00    85.00
 total                 40.00    81.00    81.00    81.00
 
-realtime factor: 1.32 (80 ms over the mean; above 1 it keeps up)
+realtime factor: 0.76 (the mean over 80 ms; below 1 it keeps up)
 deadline misses: 1 of 2 warm frames over 80 ms (50.00 %), 1 of 2 cold ones
 cold frames, counted nowhere else: frame 0 300.00 ms (first frame), frame 1
 60.00 ms (second frame)
@@ -184,7 +184,7 @@ def test_the_clock_is_read_after_the_wait() -> None:
 def test_json_says_which_is_which() -> None:
     found = json.loads(json.dumps(profile_json(REAL, STAGED)))
     assert (found["note"], found["frame_ms"], found["mean_ms"]) == (NOTE, 80, 60.5)
-    assert (found["realtime_factor"], found["deadline_miss_share"]) == (80 / 60.5, 0.5)
+    assert (found["realtime_factor"], found["deadline_miss_share"]) == (60.5 / 80, 0.5)
     assert found["total"]["p50_ms"] == 40
     assert found["total_with_waits"]["p50_ms"] == 45
     assert found["stages_with_waits"]["language"]["max_ms"] == 60

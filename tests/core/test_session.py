@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections import deque
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from tests.core import scripted
+from tests.core.scripted import PAD
 from voicechat_core import (
     AudioError,
     AudioFrame,
@@ -75,6 +78,27 @@ def test_deltas_join_to_the_cumulative_texts(tiny: VoiceChat) -> None:
         "TranscriptDelta": session.transcript, "TextDelta": session.text, "FunctionDelta": session.function_text,
     }  # fmt: skip
     assert all(joined.values())
+
+
+@pytest.mark.parametrize("cut", [0, 8])  # of 8 frames the last is the second turn's start
+def test_a_space_stands_between_the_turns_of_the_text(
+    tiny: VoiceChat, monkeypatch: pytest.MonkeyPatch, cut: int
+) -> None:
+    """In the deltas, as a whole, after a snapshot between them, and offline; on the function channel there are none."""
+    bos, eos = tiny.model.config.bos_token_id, tiny.model.config.eos_token_id
+    two = tiny.model.tokenizer.encode("Two.")
+    turns = [bos, *two, eos, *[PAD] * (5 - len(two)), bos, *two, bos]
+    samples = sound(len(turns) + 2)
+    scripted.script(monkeypatch, turns, turns)
+    session = tiny.session()
+    events = list(session.push(samples[: cut * 1280]))
+    session = session.fork()
+    events += chain(session.push(samples[cut * 1280 :]), session.flush())
+    assert "".join(event.text for event in events if isinstance(event, TextDelta)) == "Two. Two."
+    assert (session.text, session.function_text) == ("Two. Two.", "Two.Two.")
+    scripted.script(monkeypatch, turns, turns)
+    result = tiny.generate(samples)
+    assert (result.text, result.function_text) == ("Two. Two.", "Two.Two.")
 
 
 def test_ids_and_texts_are_those_of_generate(tiny: VoiceChat) -> None:

@@ -244,6 +244,7 @@ def test_two_calls_wait_for_each_other_and_answer_in_their_order(channel: ToolCh
     ("output", "text"),
     [
         ("five", '"five"'), (5, "5"), (None, "null"), ({"a": [1, 2.5], "b": True}, '{"a": [1, 2.5], "b": true}'),
+        (np.int64(5), "5"), ({"n": [np.float32(2.5), np.bool_(True)]}, '{"n": [2.5, true]}'), (mx.array(3), "3"),
         ("Zürich 😀", '"Z\\u00fcrich \\ud83d\\ude00"'), ("\ud800", '"\\ud800"'), ('say "hi"\n', '"say \\"hi\\"\\n"'),
     ],
 )  # fmt: skip
@@ -285,6 +286,7 @@ def test_who_answers_late_or_twice_or_for_nobody_changes_nothing(channel: ToolCh
     ("output", "words"),
     [
         ({1, 2}, "a tool's output is no JSON value: Object of type set"), (float("nan"), "no JSON value"),
+        (np.float32("nan"), "no JSON value"), (np.array([5]), "Object of type ndarray"), (np.longdouble(5), "no JSON"),
         ("five " * 300, r"makes a response of \d+ tokens; 1024 are the most"),
     ],
 )  # fmt: skip
@@ -549,10 +551,84 @@ def test_a_tool_that_fails_and_one_that_is_not_there(
     assert [record.getMessage() for record in caplog.records] == ["the tool b failed"]
 
 
-def test_a_function_must_return_json(tiny: VoiceChat, tokenizer: Tokenizer, script: Script) -> None:
+class UntellableError(Exception):
+    def __str__(self) -> str:
+        raise ValueError("no words")
+
+
+def raising(error: BaseException) -> Callable[..., object]:
+    def fails() -> object:
+        raise error
+
+    return fails
+
+
+NO_JSON = "InputError: a tool's output is no JSON value: "
+
+
+@pytest.mark.parametrize(
+    ("function", "error"),
+    [
+        (raising(ValueError("word " * 3000)), f"ValueError: {'word ' * 37}..."),
+        (raising(ValueError("\ud800")), "ValueError: \ud800"),
+        (raising(UntellableError()), "UntellableError"),
+        (lambda: float("nan"), f"{NO_JSON}Out of range float values are not JSON compliant"),
+        (lambda: {1}, f"{NO_JSON}Object of type set is not JSON serializable"),
+        (lambda: np.zeros(2), f"{NO_JSON}Object of type ndarray is not JSON serializable"),
+        (lambda: np.zeros(1), f"{NO_JSON}Object of type ndarray is not JSON serializable"),
+        (lambda n: 1, "TypeError: "),
+        (lambda: "word " * 3000, "InputError: the output of call_13_0 makes a response of "),
+    ],
+)
+def test_a_tool_that_fails_is_an_error_that_the_model_reads(
+    tiny: VoiceChat,
+    tokenizer: Tokenizer,
+    script: Script,
+    caplog: pytest.LogCaptureFixture,
+    function: Callable[..., object],
+    error: str,
+) -> None:
+    ids = [START, *tokenizer.encode(SHORT), END]
+    script(ids)
+    with caplog.at_level(logging.WARNING):
+        result = tiny.generate(sound(len(ids) + 300), tools={"a": function})
+    assert [record.getMessage() for record in caplog.records] == ["the tool a failed"]
+    found = result.function_text.partition("<TOOL_RESPONSE>")[2].partition("</TOOL_RESPONSE>")[0]
+    [payload] = json.loads(found)
+    assert payload["error"].startswith(error)
+    assert len(payload["error"]) <= 200
+    assert result.function_tokens[-1] == PAD  # the run went on after the response
+
+
+def test_an_interrupt_of_a_tool_is_the_caller_s(tiny: VoiceChat, tokenizer: Tokenizer, script: Script) -> None:
     script([START, *tokenizer.encode(SHORT), END])
-    with pytest.raises(InputError, match="a tool's output is no JSON value: Object of type set"):
-        tiny.generate(sound(len(tokenizer.encode(SHORT)) + 5), tools={"a": lambda: {1}})
+    with pytest.raises(KeyboardInterrupt):
+        tiny.generate(sound(len(tokenizer.encode(SHORT)) + 3), tools={"a": raising(KeyboardInterrupt())})
+
+
+def test_an_error_finds_room_whatever_the_other_outputs_take(channel: ToolChannel, tokenizer: Tokenizer) -> None:
+    first, second = called(channel, tokenizer, TWO)
+    around = len(response(tokenizer, '"", {}')) - 1
+    channel.respond(first.call_id, "7" * (1024 - around))
+    channel.fail(second.call_id, "reasons " * 20)
+    *_, last = json.loads(tokenizer.decode(written(channel)[:-1])[len("<TOOL_RESPONSE>") : -len("</TOOL_RESPONSE>")])
+    assert last == {"error": "the tool failed"}
+    with pytest.raises(InputError, match="no call waits for an output"):
+        channel.fail(second.call_id, "again")
+
+
+@pytest.mark.parametrize(
+    ("tools_given", "words"),
+    [
+        (["roll"], r"tools is an array; functions by their names are needed"),
+        (5, r"tools is 5; functions by their names are needed"),
+        ({"roll": 5}, r"the tool 'roll' is 5; a function is needed"),
+        ({5: print}, r"a tool's name is 5; text is needed"),
+    ],
+)
+def test_tools_are_functions_by_name(tiny: VoiceChat, tools_given: Any, words: str) -> None:
+    with pytest.raises(InputError, match=f"^{words}$"):
+        tiny.generate(sound(2), tools=tools_given)
 
 
 # In frames after the call: when its two parts are answered, and where the session is cut.
@@ -636,7 +712,7 @@ def test_a_call_may_be_answered_while_the_session_is_flushed(
     assert '["five"]</TOOL_RESPONSE><SPECIAL_22>' in session.function_text
 
 
-@pytest.mark.parametrize("wait", [0, -1, 1.5, True, "long"])
+@pytest.mark.parametrize("wait", [0, -1, 1.5, True, "long", None])
 def test_how_long_a_call_may_wait(tiny: VoiceChat, wait: Any) -> None:
     with pytest.raises(InputError, match=r"tool_wait_frames is .*; a whole number of at least 1 is needed"):
         tiny.session(tools=True, tool_wait_frames=wait)

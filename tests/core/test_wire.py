@@ -233,6 +233,13 @@ def test_and_nothing_else(output: Any) -> None:
         FunctionCallOutput(call_id="c", output=output)
 
 
+def test_an_output_may_hold_the_scalars_of_a_library() -> None:
+    given = FunctionCallOutput(call_id="c", output={"n": np.int64(5), "x": [np.float32(0.5), np.bool_(True)]})
+    message = decode_client(encode(ConversationItemCreate(item=given)))
+    assert isinstance(message, ConversationItemCreate)
+    assert message.item.output == {"n": 5, "x": [0.5, True]}
+
+
 def test_an_output_may_be_nested_so_deeply() -> None:
     """Somewhere it could be read and not be written again; that is far beyond."""
 

@@ -319,7 +319,7 @@ def test_calls_are_answered_by_the_clients_tools() -> None:
         ]  # fmt: skip
         assert [call.frame_index for call in answer.function_calls] == [2, 9]
         assert (answer.ended, [error.code for error in answer.errors]) == ("done", ["invalid_request"])
-        assert "no call 'call_2_0' waits for an output" in answer.errors[0].message
+        assert "'call_2_0'" in answer.errors[0].message  # by the model or before it: it has it already
 
     run(main)
 

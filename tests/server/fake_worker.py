@@ -62,6 +62,7 @@ class FakeVoiceChat:
 
     ``opened`` has the options of each session that was opened, ``warmed`` what was done before the first one. In the
     frames ``calling`` a session with tools calls ``roll_dice``; ``outputs`` has what it was given, before which frame.
+    A text of more than ten characters is too long for it.
     """
 
     def __init__(self, before_frame: Before = lambda seed, index: None, calling: Container[int] = ()) -> None:
@@ -102,6 +103,8 @@ class FakeSession:
     def respond(self, call_id: str, output: object) -> None:
         if call_id != self._waits:
             raise InputError(f"call_id is {call_id!r}; the fake waits for {self._waits!r}")
+        if isinstance(output, str) and len(output) > 10:
+            raise InputError(f"the output of {call_id} has {len(output)} characters; the fake takes 10")
         self._waits = ""
         self.outputs.append((self.frame_index, call_id, output))
 

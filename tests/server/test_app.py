@@ -442,6 +442,33 @@ def test_a_peer_answers_what_the_model_calls() -> None:
     run(main)
 
 
+def test_outputs_may_follow_each_other_before_the_first_is_decided() -> None:
+    """The model's thread takes the first that is good, and what it says of the others is true."""
+
+    async def main() -> None:
+        async with house(voicechat=FakeVoiceChat(calling={2})) as home:
+            peer = home.enter()
+            await hear_until(peer, "session.created")
+            await peer.say(CALLS)
+            await peer.say(append(4))
+            await hear_until(peer, "response.function_call_arguments.done")
+            for value in ("much too long", "and this too", "five", "six"):
+                await peer.say(output("call_2_0", value))
+            await peer.say(COMMIT)
+            errors = [message["error"]["message"] for message in await hear_all(peer) if message["type"] == "error"]
+            assert errors[:2] == [
+                f"conversation.item.create: the output of call_2_0 has {length} characters; the fake takes 10"
+                for length in (13, 12)
+            ]
+            assert errors[2:] in (  # by the model, or before it where its word was there first
+                ["conversation.item.create: call_id is 'call_2_0'; the fake waits for ''"],
+                ["conversation.item.create: no call 'call_2_0' waits for an output"],
+            )
+            assert [value for _, _, value in home.worker.voicechat.outputs] == ["five"]
+
+    run(main)
+
+
 def test_an_output_that_the_model_does_not_take_is_an_error() -> None:
     """It waited for it when the peer was told, and no more when it came."""
 

@@ -25,6 +25,7 @@ from voicechat_server.exchange import (
     Open,
     Opened,
     OpenFailed,
+    OutputAccepted,
     OutputRefused,
     PeerLeft,
     Push,
@@ -123,6 +124,10 @@ SEED = "session.update: session.seed is -1; a whole number from 0 to 2^64 - 1 is
 RATE = "inference_error: input_audio_buffer.append: sample_rate is 8000; 16000 is needed"
 PAD = "invalid_request: input_audio_buffer.commit: pad_partial is 1; true or false is needed"
 NOBODY = "invalid_request: conversation.item.create: no call 'call_7_0' waits for an output"
+MANY = (
+    "invalid_request: conversation.item.create: 4 outputs of {} are being looked at; "
+    "another one may be sent when one of them is refused"
+)
 ITEM = "item.type is 'message'; 'function_call_output' is needed"
 CANCELLED = (["Cancel", "response.cancelled", "Close 1000 cancelled"], State.ENDED)
 LOST = (["inference_error: the model failed; the session is over", "Close 1011 model failure"], State.ENDED)
@@ -258,6 +263,7 @@ ANSWERS: list[tuple[str, Any, list[Expected]]] = [
             * 3,
         ],
     ),
+    ("output accepted", OutputAccepted("call_7_0"), [NOTHING] * 6),
     ("lag", Lagging(2.0, 25, 0), [*[NOTHING] * 3, *[same("session.lag")] * 3]),
     ("no lag", Lagging(0.1, 1, 0), [NOTHING] * 6),
     ("tick", None, [NOTHING] * 6),
@@ -513,7 +519,7 @@ def test_calls_are_told_with_their_frame() -> None:
     assert (protocol.function_calls, protocol.function_calls_failed) == (1, 1)
 
 
-def test_each_call_is_answered_once() -> None:
+def test_a_call_that_was_answered_waits_no_more() -> None:
     protocol = ready()
     calling(protocol, 3, "time", "dice")
     nobody = "invalid_request: conversation.item.create: no call {} waits for an output"
@@ -521,8 +527,48 @@ def test_each_call_is_answered_once() -> None:
     assert protocol.received(output("call_3_1", {"a": [1]}), START) == [Respond("call_3_1", {"a": [1]})]
     assert protocol.received(output("call_3_0", "noon"), START) == [Respond("call_3_0", "noon")]
     for call_id in ("call_3_0", "call_3_1"):
+        assert protocol.happened(OutputAccepted(call_id), START) == []
         assert brief(protocol.received(output(call_id, "again"), START)) == [nobody.format(repr(call_id))]
     assert protocol.state is State.READY
+
+
+def test_a_better_output_may_follow_before_the_first_is_decided() -> None:
+    """The session decides in their order, and the peer hears what it says."""
+    protocol = ready()
+    calling(protocol, 3, "time")
+    for each in ("too long", "noon", "one"):
+        assert protocol.received(output("call_3_0", each), START) == [Respond("call_3_0", each)]
+    refused = [brief(protocol.happened(OutputRefused("call_3_0", InputError("too long")), START))]
+    protocol.happened(OutputAccepted("call_3_0"), START)
+    refused.append(brief(protocol.happened(OutputRefused("call_3_0", InputError("nothing waits")), START)))
+    assert refused == [
+        [f"invalid_request: conversation.item.create: {words}"] for words in ("too long", "nothing waits")
+    ]
+    assert brief(protocol.received(output("call_3_0", "two"), START)) == [NOBODY.replace("7", "3")]
+
+
+def test_few_outputs_of_a_call_are_on_their_way_at_once() -> None:
+    protocol = ready()
+    calling(protocol, 3, "time", "dice")
+    busy = MANY.format("'call_3_0'")
+    for each in range(4):
+        assert protocol.received(output("call_3_0", each), START) == [Respond("call_3_0", each)]
+    assert brief(protocol.received(output("call_3_0", 4), START)) == [busy]
+    assert protocol.received(output("call_3_1", 5), START) == [Respond("call_3_1", 5)]  # each call has its own
+    protocol.happened(OutputRefused("call_3_0", InputError("no")), START)
+    assert protocol.received(output("call_3_0", 6), START) == [Respond("call_3_0", 6)]
+    assert brief(protocol.received(output("call_3_0", 7), START)) == [busy]
+
+
+def test_what_is_said_of_an_older_call_changes_nothing() -> None:
+    protocol = ready()
+    calling(protocol, 3, "time")
+    protocol.received(output("call_3_0", "long"), START)
+    calling(protocol, 9, "time")
+    for said in (OutputRefused("call_3_0", InputError("late")), OutputAccepted("call_3_0")):
+        protocol.happened(said, START)
+        assert brief(protocol.received(output("call_3_0", "noon"), START)) == [NOBODY.replace("7", "3")]
+    assert protocol.received(output("call_9_0", "noon"), START) == [Respond("call_9_0", "noon")]
 
 
 def test_an_output_that_the_session_does_not_take_may_be_another() -> None:
@@ -750,7 +796,7 @@ class Conversation(RuleBasedStateMachine):
         self.names: set[str] = set()
         self.lag_at = -math.inf
         self.skips_told = 0
-        self.awaited: list[str] = []  # calls that may be answered
+        self.awaited: dict[str, int] = {}  # calls that may be answered, and by how many outputs they might be already
         self.given: list[str] = []  # outputs that the session has not said anything about
         self.calm = 0  # steps in which nobody ends the conversation
 
@@ -777,7 +823,8 @@ class Conversation(RuleBasedStateMachine):
                 case Respond(call_id, _):
                     assert self.session in ("open", "full", "flushing")
                     self.given.append(call_id)
-                    self.awaited.remove(call_id)
+                    self.awaited[call_id] += 1
+                    assert self.awaited[call_id] <= 4
                 case Cancel():
                     assert self.session != "none"
                     self.session = "none"
@@ -849,10 +896,11 @@ class Conversation(RuleBasedStateMachine):
     @rule(which=st.integers(0, 4))
     def answer(self, which: int) -> None:
         call_id = [*self.awaited, *self.given, "call_x_0"][which % (len(self.awaited) + len(self.given) + 1)]
-        waits, early = call_id in self.awaited, self.protocol.state is State.CONFIGURING
+        waits, early = self.awaited.get(call_id), self.protocol.state is State.CONFIGURING
         found = brief(self.carry_out(self.protocol.received(output(call_id, "five"), self.now)))
         nobody = f"invalid_request: conversation.item.create: no call {call_id!r} waits for an output"
-        answer = f"Respond {call_id} five" if waits else EARLY if early else nobody
+        many = MANY.format(repr(call_id))
+        answer = EARLY if early else nobody if waits is None else many if waits == 4 else f"Respond {call_id} five"
         assert found == ([] if self.closed else [answer])
 
     @precondition(lambda self: self.given and self.session in ("open", "full", "flushing"))
@@ -861,7 +909,15 @@ class Conversation(RuleBasedStateMachine):
         call_id = self.given.pop()
         commands = self.carry_out(self.protocol.happened(OutputRefused(call_id, InputError("no")), self.now))
         assert brief(commands) == ["invalid_request: conversation.item.create: no"]
-        self.awaited += [] if call_id in self.awaited else [call_id]
+        if call_id in self.awaited:
+            self.awaited[call_id] -= 1
+
+    @precondition(lambda self: self.given and self.session in ("open", "full", "flushing"))
+    @rule()
+    def accept_output(self) -> None:
+        call_id = self.given.pop()
+        assert self.carry_out(self.protocol.happened(OutputAccepted(call_id), self.now)) == []
+        self.awaited.pop(call_id, None)
 
     @rule(pad=st.booleans())
     def commit(self, pad: bool) -> None:
@@ -930,7 +986,7 @@ class Conversation(RuleBasedStateMachine):
     @precondition(lambda self: self.session in ("open", "flushing"))
     @rule(count=st.integers(1, 3))
     def call(self, count: int) -> None:
-        self.awaited = [f"call_{self.spoken}_{place}" for place in range(count)]
+        self.awaited = {f"call_{self.spoken}_{place}": 0 for place in range(count)}
         calls = [events.ToolCall(self.spoken, call_id, "time", {}) for call_id in self.awaited]
         found: list[str] = []
         for event in (*calls, frame(self.spoken, 100 + self.spoken, 200 + self.spoken)):

@@ -410,7 +410,7 @@ def test_the_command(questions: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
 def test_what_the_voices_lack_is_said_before_anything_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(evaluate, "lacking", lambda: "the voices lack flite: apt-get install flite")
     with pytest.raises(SystemExit, match=r"^the voices lack flite: apt-get install flite$"):
-        evaluate.main(["--data", str(tmp_path / "data"), "--checkpoint", "none"])
+        evaluate.main(["--data", str(tmp_path / "data")])
     assert not (tmp_path / "data").exists()
 
 
@@ -429,7 +429,8 @@ def test_a_checkpoint_of_other_vocabularies_is_refused(tiny_path: Path, question
     ):
         evaluate.main(["--data", str(questions), "--no-judge", "--checkpoint", str(tiny_path)])
     with pytest.raises(SystemExit, match="no such directory"):
-        evaluate.main(["--data", str(questions), "--no-judge", "--checkpoint", str(questions / "none")])
+        evaluate.main(["--data", str(questions / "new"), "--no-judge", "--checkpoint", str(questions / "none")])
+    assert not (questions / "new").exists()  # nobody speaks before it is known who is asked
 
 
 @pytest.mark.parametrize("limit", ["0", "-3"])

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import zlib
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -130,6 +131,20 @@ def test_an_old_checkpoint_is_replaced(plan: Plan, makers: Makers) -> None:
     assert not (plan.checkpoint / "old").exists()
 
 
+def test_a_card_written_by_hand_stays(plan: Plan, makers: Makers) -> None:
+    run(steps(plan), makers)
+    (plan.checkpoint / "README.md").write_text("By hand.")
+    run(steps(plan)[5:6], makers, again=["export"])
+    assert (plan.checkpoint / "README.md").read_text() == "By hand."
+
+
+def test_what_nobody_heard_is_not_the_whole_evaluation(plan: Plan, makers: Makers) -> None:
+    silent = replace(plan, judge=("--no-judge",))
+    run(steps(silent), Makers(silent))
+    run(steps(plan), makers)
+    assert makers.take() == ["training.evaluate"]
+
+
 def test_a_step_whose_inputs_are_not_there_is_refused(plan: Plan, makers: Makers) -> None:
     with pytest.raises(SystemExit, match=re.escape(f"speaking: there is no {plan.codes}")):
         run([step for step in steps(plan) if step.name == "speaking"], makers)
@@ -146,6 +161,21 @@ def test_there_is_no_such_step(words: list[str], capsys: pytest.CaptureFixture[s
     with pytest.raises(SystemExit):
         make.main(words)
     assert "there is no step 'codecs'; the steps are banks, codec, encode," in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["banks", "--again", "codec"], "--again codec: only banks is to be done"),
+        (["--smoke", "--data", "here"], "--smoke makes data of its own; --data is not read"),
+    ],
+)
+def test_nothing_asked_for_is_left_out_silently(
+    words: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        make.main(words)
+    assert told in capsys.readouterr().err
 
 
 def test_what_may_be_to_do_begins_with_the_first_that_is(plan: Plan, makers: Makers) -> None:
@@ -206,7 +236,7 @@ def test_all_of_it_in_small_makes_a_checkpoint_that_loads(tmp_path: Path, capfd:
     checkpoint = tmp_path / "smoke" / "voicechat-small"
     assert inspect(checkpoint).passed
     assert load(checkpoint).generate(np.zeros(2560, np.float32)).frames == 2
-    figures = json.loads((tmp_path / "smoke" / "evaluation.json").read_text())
+    figures = json.loads((tmp_path / "smoke" / "unheard.json").read_text())
     assert figures["checkpoint"] == str(checkpoint)
     assert figures["listening"]["all"]["questions"] == 3
     make.main(["--smoke", "--no-judge", "--out", str(tmp_path)])

@@ -20,7 +20,7 @@ from training.listening.sampling import balanced
 from training.listening.timeline import EOS
 from training.recogniser import Hears, Score, edits
 from voicechat_core.offline import GenerationResult
-from voicechat_core.profile import FRAME_MS, FrameTiming, Summary
+from voicechat_core.profile import FrameTiming, Summary
 from voicechat_core.streaming import generate_live
 from voicechat_core.voicechat import VoiceChat
 
@@ -105,20 +105,13 @@ def figures(replies: Sequence[Reply], trained: Collection[str], hears: Hears | N
     heard = [(reply, hears(reply.samples, rate) if reply.text else "") for reply in replies]
     answered = [(reply, text) for reply, text in heard if reply.text]
     return found | {
-        "against_written": _score((r.text, text) for r, text in answered),
-        "trained": _score((r.text, text) for r, text in answered if r.text in trained),
-        "new": _score((r.text, text) for r, text in answered if r.text not in trained),
-        "against_right": _score((r.right, text) for r, text in heard),
+        "against_written": Score.of((r.text, text) for r, text in answered).as_dict(),
+        "trained": Score.of((r.text, text) for r, text in answered if r.text in trained).as_dict(),
+        "new": Score.of((r.text, text) for r, text in answered if r.text not in trained).as_dict(),
+        "against_right": Score.of((r.right, text) for r, text in heard).as_dict(),
         "by_voice": dict(_by((r.asked.question.voice, r.text, text) for r, text in answered)),
         "by_kind": dict(_by((r.asked.turn.kind, r.text, text) for r, text in answered)),
     }
-
-
-def _score(pairs: Iterable[tuple[str, str]]) -> dict[str, Any]:
-    score = Score()
-    for said, heard in pairs:
-        score.add(said, heard)
-    return score.as_dict()
 
 
 def _by(rows: Iterable[tuple[str, str, str]]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -127,7 +120,7 @@ def _by(rows: Iterable[tuple[str, str, str]]) -> Iterator[tuple[str, dict[str, A
     for name, said, heard in rows:
         groups[name].append((said, heard))
     for name, pairs in sorted(groups.items()):
-        score = _score(pairs)
+        score = Score.of(pairs).as_dict()
         del score["wrong"]
         yield name, score
 
@@ -137,7 +130,7 @@ def speed(timings: Iterable[FrameTiming]) -> dict[str, Any]:
     summed = Summary.of(timings)
     return {
         "frames": summed.frames,
-        "factor": None if summed.mean_ms is None else summed.mean_ms / FRAME_MS,
+        "factor": summed.realtime_factor,
         "p50_ms": summed.total.p50_ms,
         "p95_ms": summed.total.p95_ms,
         "late": summed.deadline_misses,

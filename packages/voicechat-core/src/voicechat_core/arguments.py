@@ -2,6 +2,7 @@
 
 import operator
 import re
+from collections.abc import Mapping
 from numbers import Integral, Real
 
 import numpy as np
@@ -9,8 +10,10 @@ import numpy as np
 from voicechat_core.errors import ContextLimitError, InputError
 from voicechat_core.model import VoiceChatModel
 from voicechat_core.noise import check_seed
+from voicechat_core.strict_json import shown
+from voicechat_core.tools import WAIT_FRAMES, ToolFunctions
 
-__all__ = ["check_arguments", "check_flags", "check_positions", "heard_samples", "whole"]
+__all__ = ["check_arguments", "check_flags", "check_positions", "check_tools", "heard_samples", "whole"]
 
 
 def check_arguments(
@@ -19,7 +22,7 @@ def check_arguments(
     extra_decoding_seconds: float = 0.0,
     max_frames: int | None = None,
     tts_context_frames: int | None = None,
-    tool_wait_frames: int | None = None,
+    tool_wait_frames: int = WAIT_FRAMES,
 ) -> None:
     """Refuse what ``generate`` would refuse, without a model: a caller may look before loading one.
 
@@ -37,13 +40,16 @@ def check_arguments(
         raise InputError(
             f"extra_decoding_seconds is {extra_decoding_seconds!r}; a finite number of at least 0 is needed"
         )
-    counts = (
-        ("max_frames", max_frames, 0), ("tts_context_frames", tts_context_frames, 1),
-        ("tool_wait_frames", tool_wait_frames, 1),
-    )  # fmt: skip
-    for name, value, least in counts:
-        if value is not None and not (isinstance(value, Integral) and not isinstance(value, bool) and value >= least):
-            raise InputError(f"{name} is {value!r}; a whole number of at least {least} is needed")
+    if max_frames is not None:
+        _check_count("max_frames", max_frames, 0)
+    if tts_context_frames is not None:
+        _check_count("tts_context_frames", tts_context_frames, 1)
+    _check_count("tool_wait_frames", tool_wait_frames, 1)
+
+
+def _check_count(name: str, value: object, least: int) -> None:
+    if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
+        raise InputError(f"{name} is {value!r}; a whole number of at least {least} is needed")
 
 
 def check_flags(**flags: bool) -> None:
@@ -55,6 +61,23 @@ def check_flags(**flags: bool) -> None:
     for name, value in flags.items():
         if not isinstance(value, bool | np.bool_):
             raise InputError(f"{name} is {value!r}; True or False is needed")
+
+
+def check_tools(tools: ToolFunctions | None) -> None:
+    """Refuse what are no functions by their names.
+
+    Raises:
+        InputError: naming the tool and what stands for it.
+    """
+    if tools is None:
+        return
+    if not isinstance(tools, Mapping):
+        raise InputError(f"tools is {shown(tools)}; functions by their names are needed")
+    for name, function in tools.items():
+        if not isinstance(name, str):
+            raise InputError(f"a tool's name is {shown(name)}; text is needed")
+        if not callable(function):
+            raise InputError(f"the tool {name!r} is {shown(function)}; a function is needed")
 
 
 def whole(number: int | None) -> int | None:

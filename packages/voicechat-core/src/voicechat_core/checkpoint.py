@@ -13,6 +13,7 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 
+from voicechat_core.builtin import SMALL
 from voicechat_core.config import VoiceChatConfig
 from voicechat_core.errors import CheckpointError
 from voicechat_core.model import Networks, VoiceChatModel
@@ -85,7 +86,7 @@ def check_directory(directory: Path) -> None:
         raise CheckpointError(f"{directory}: cannot be looked at: {error.strerror}") from error
     if not is_directory:
         what = "not a directory" if exists else "no such directory"
-        wanted = "a checkpoint is one that holds config.json and safetensors files, or owner/name on the hub"
+        wanted = f"a checkpoint is {SMALL}, one that holds config.json and safetensors files, or owner/name on the hub"
         raise CheckpointError(f"{directory}: {what}; {wanted}")
 
 

@@ -4,13 +4,15 @@ A token is bytes. The text of a list of them is their bytes joined and read as U
 "maximal subpart") becoming one U+FFFD; the ``tokenizers`` library decodes byte-level BPE in the same way. A token may
 end inside a character: while tokens arrive, its unfinished bytes (at most three) wait for the next one, so that what
 was given is never taken back. A push costs the length of its own token, however long the text is.
+
+Separate turns are separate texts: where one begins after another, a space stands between them, unless one is there.
 """
 
 import codecs
 import re
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Set as AbstractSet
-from typing import Self
+from typing import Any, Self
 
 __all__ = ["IncrementalDetokenizer", "IncrementalTranscript", "piece_bytes", "surface_bytes", "text_of"]
 
@@ -65,6 +67,11 @@ class Said:
             self._pieces.append(piece)
 
     @property
+    def is_open(self) -> bool:
+        """Whether it has an end that what follows without a space would run together with."""
+        return bool(self._pieces) and not self._pieces[-1][-1].isspace()
+
+    @property
     def text(self) -> str:
         """All of it."""
         if len(self._pieces) > 1:
@@ -80,12 +87,20 @@ def new_utf8() -> codecs.IncrementalDecoder:
 class IncrementalDetokenizer:
     """One channel's tokens in, text out. ``text`` is all that was given since the start."""
 
-    def __init__(self, token_bytes: TokenBytes, hidden: AbstractSet[int] = frozenset()) -> None:
-        """``token_bytes`` is a vocabulary's method of that name; ``hidden`` ids are skipped as if never pushed."""
+    def __init__(
+        self, token_bytes: TokenBytes, hidden: AbstractSet[int] = frozenset(), turn_start: int | None = None
+    ) -> None:
+        """``token_bytes`` is a vocabulary's method of that name; ``hidden`` ids are skipped as if never pushed.
+
+        ``turn_start``, which is no text itself, ends what was said, an unfinished character too; what follows is
+        another turn. None where there are no turns.
+        """
         self._token_bytes = token_bytes
         self._hidden = hidden
+        self._turn_start = turn_start
         self._utf8 = new_utf8()
         self._said = Said()
+        self._begins = False  # whether what comes next is the first of a turn
 
     @property
     def text(self) -> str:
@@ -94,24 +109,34 @@ class IncrementalDetokenizer:
 
     def push(self, token: int) -> str:
         """The text this token completes; empty for a hidden one, or while a character is unfinished."""
+        if token == self._turn_start:
+            ended = self.finish()
+            self._begins = True
+            return ended
         return self._given("" if token in self._hidden else self._utf8.decode(self._token_bytes(token)))
 
     def finish(self) -> str:
         """U+FFFD for a character left unfinished, else nothing; the next push starts a new character."""
         return self._given(self._utf8.decode(b"", final=True))
 
-    def saved(self) -> dict[str, str]:
+    def saved(self) -> dict[str, Any]:
         """The place in the text, for ``restore``; it can be written as JSON."""
-        return {"text": self.text, "unfinished": self._utf8.getstate()[0].hex()}
+        return {"text": self.text, "unfinished": self._utf8.getstate()[0].hex(), "begins": self._begins}
 
-    def restore(self, saved: Mapping[str, str]) -> Self:
+    def restore(self, saved: Mapping[str, Any]) -> Self:
         """Go on where another one was saved."""
         self._said = Said()
         self._said.add(saved["text"])
+        self._begins = saved["begins"]
         self._utf8.setstate((bytes.fromhex(saved["unfinished"]), 0))
         return self
 
     def _given(self, text: str) -> str:
+        if not text:
+            return ""
+        if self._begins and self._said.is_open and not text[0].isspace():
+            text = f" {text}"
+        self._begins = False
         self._said.add(text)
         return text
 

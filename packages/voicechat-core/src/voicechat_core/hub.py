@@ -52,11 +52,11 @@ PACKAGE = "voicechat-core"
 def locate(checkpoint: str | PathLike[str], *, notices: bool = False) -> Path:
     """The local directory of a checkpoint: a path as it is, or the cached snapshot of a repository of the hub.
 
-    ``voicechat-small`` is the one that comes with this package, unless something of that name lies in the working
-    directory. A path that exists, a ``PathLike``, and a string that is no ``owner/name`` are paths; whether there is a
-    checkpoint is left to who reads it. Of a repository only what a checkpoint needs is downloaded, and only what is not
-    yet in the cache; with ``notices`` its licence, notices and Markdown files too. A whole snapshot in the cache is
-    used when the hub cannot be reached or refuses.
+    ``voicechat-small`` is always the one that comes with this package; ``./voicechat-small`` is a directory. A path
+    that exists, a ``PathLike``, and a string that is no ``owner/name`` are paths; whether there is a checkpoint is left
+    to who reads it. Of a repository only what a checkpoint needs is downloaded, and only what is not yet in the cache;
+    with ``notices`` its licence, notices and Markdown files too. A whole snapshot in the cache is used when the hub
+    cannot be reached or refuses.
 
     Raises:
         InputError: for an empty name, and for what is no name.
@@ -66,7 +66,7 @@ def locate(checkpoint: str | PathLike[str], *, notices: bool = False) -> Path:
     if checkpoint == "" or not isinstance(checkpoint, str | PathLike):
         wanted = f"a directory, {SMALL} or a name on the hub (owner/name) is needed"
         raise InputError(f"checkpoint is {checkpoint!r}; {wanted}")
-    if isinstance(checkpoint, str) and (own := builtin(checkpoint)) is not None and not _is_here(checkpoint):
+    if isinstance(checkpoint, str) and (own := builtin(checkpoint)) is not None:
         return own
     if not isinstance(checkpoint, str) or not HUB_NAME.fullmatch(checkpoint) or _is_here(checkpoint):
         return expanded(checkpoint)

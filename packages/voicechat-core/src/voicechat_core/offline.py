@@ -12,7 +12,7 @@ import mlx.core as mx
 import numpy as np
 
 from voicechat_core import duplex
-from voicechat_core.arguments import check_arguments, check_flags, check_positions, heard_samples, whole
+from voicechat_core.arguments import check_arguments, check_flags, check_positions, check_tools, heard_samples, whole
 from voicechat_core.duplex import DuplexState, Frame
 from voicechat_core.errors import ModelError
 from voicechat_core.model import VoiceChatModel
@@ -35,10 +35,10 @@ class GenerationResult:
     """What one recording gave, on one timeline of 80 ms frames.
 
     ``transcript`` is what the user said, or None where the checkpoint has no transcript branch. ``text`` and
-    ``function_text`` are the assistant's two channels, ``text_tokens`` and ``function_tokens`` their ids, one a
-    frame, PAD included. ``audio_codes`` is int32 ``[frames, Q]``; ``audio`` float32 mono in [-1, 1] at
-    ``sample_rate`` hertz, 1764 samples a frame; ``seconds`` its length. ``tts_prompt_steps`` and
-    ``tts_context_frames`` are what the speech decoder was run with.
+    ``function_text`` are the assistant's two channels, turns of text a space apart; ``text_tokens`` and
+    ``function_tokens`` are their ids, one a frame, PAD included. ``audio_codes`` is int32 ``[frames, Q]``; ``audio``
+    float32 mono in [-1, 1] at ``sample_rate`` hertz, 1764 samples a frame; ``seconds`` its length.
+    ``tts_prompt_steps`` and ``tts_context_frames`` are what the speech decoder was run with.
     """
 
     transcript: str | None
@@ -181,15 +181,18 @@ def generate(
             does; its live pipeline does not.
         tts_context_frames: let the speech decoder look back at the voice prompt and this many positions only (frames,
             and before them its steps over the system prompt); None for all of them, which is exact.
+        tools: functions by name that answer what the model calls; None lets it make the responses up. One that fails is
+            logged, and the model reads an error.
         progress: called with the positions done and the positions in all: prompt tokens and frames.
 
     Raises:
-        InputError: for an argument out of range, or a tool's output that is no JSON or too long.
+        InputError: for an argument out of range.
         ContextLimitError: when prompt and frames exceed the model's positions.
         ModelError: when the model computes something that is not a number.
     """
     check_arguments(system_prompt, seed, extra_decoding_seconds, max_frames, tts_context_frames)
     check_flags(tts_prompt_steps=tts_prompt_steps)
+    check_tools(tools)
     # Python's own numbers from here on: NumPy's small integers wrap around.
     seed, max_frames, tts_context_frames = check_seed(seed), whole(max_frames), whole(tts_context_frames)
     model = prompts.model
@@ -221,7 +224,7 @@ def _result(
     audio = speech(model, codes)
     return GenerationResult(
         transcript=transcribe(model, timeline.encoded),
-        text=tokenizer.visible_text(text, hidden),
+        text=tokenizer.visible_text(text, hidden, model.config.bos_token_id),
         function_text=tokenizer.visible_text(function, hidden),
         text_tokens=text,
         function_tokens=function,

@@ -101,7 +101,7 @@ class Percentiles:
 class Summary:
     """What a session's timings come to. Cold frames are listed by name and count nowhere else.
 
-    ``realtime_factor`` is 80 ms over the mean frame: above 1 it keeps up. ``deadline_misses`` are warm frames of more
+    ``realtime_factor`` is the mean frame over 80 ms: below 1 it keeps up. ``deadline_misses`` are warm frames of more
     than 80 ms, ``cold_misses`` cold ones.
     """
 
@@ -131,7 +131,7 @@ class Summary:
             total=Percentiles.of(t.total_ms for t in warm),
             stages={s: Percentiles.of(t.stages_ms[s] for t in warm if s in t.stages_ms) for s in timed},
             mean_ms=mean,
-            realtime_factor=FRAME_MS / mean if mean else None,
+            realtime_factor=mean / FRAME_MS if mean else None,
             deadline_misses=_late(warm),
             cold=cold,
             cold_misses=_late(cold),
@@ -216,7 +216,7 @@ def _verdict(true: Summary) -> Iterator[str]:
     if true.realtime_factor is None or true.miss_share is None:
         yield "no warm frames"
     else:
-        yield f"realtime factor: {true.realtime_factor:.2f} (80 ms over the mean; above 1 it keeps up)"
+        yield f"realtime factor: {true.realtime_factor:.2f} (the mean over 80 ms; below 1 it keeps up)"
         yield (
             f"deadline misses: {true.deadline_misses} of {true.frames} warm frames over 80 ms "
             f"({100 * true.miss_share:.2f} %), {true.cold_misses} of {len(true.cold)} cold ones"

@@ -138,7 +138,7 @@ class Session:
         wait = self.options.wait_for_full_frame
         self._framing = Framing(config.input_frame_samples, lookahead, wait_for_full_frame=wait)
         self._transcript = IncrementalTranscript(self._model.rnnt_vocabulary.token_bytes)
-        self._text = IncrementalDetokenizer(tokenizer.token_bytes, self._hidden)
+        self._text = IncrementalDetokenizer(tokenizer.token_bytes, self._hidden, config.bos_token_id)
         self._function = IncrementalDetokenizer(tokenizer.token_bytes, self._hidden)
         tools = self.options.tools
         self._tools = ToolChannel(tokenizer, config, self.options.tool_wait_frames) if tools else None
@@ -173,7 +173,7 @@ class Session:
 
     @property
     def text(self) -> str:
-        """All of the assistant's text so far."""
+        """All of the assistant's text so far, a space between its turns."""
         return self._text.text
 
     @property

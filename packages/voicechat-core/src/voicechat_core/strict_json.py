@@ -17,7 +17,7 @@ from msgspec import UNSET
 
 from voicechat_core.errors import InputError, WireError
 
-__all__ = ["json_of", "parse_object", "parse_value", "refusal", "shown", "struct_of"]
+__all__ = ["json_of", "parse_object", "parse_value", "refusal", "scalar", "shown", "struct_of"]
 
 Struct = TypeVar("Struct")
 CONTAINERS = (dict, list, tuple)
@@ -68,13 +68,13 @@ def parse_value(text: str | bytes, what: str = "the message") -> Any:
 
 
 def json_of(value: object, what: str) -> str:
-    """A value as JSON in ASCII; ``what`` it is, for the error.
+    """A value as JSON in ASCII; ``what`` it is, for the error. A library's scalar is the number that it holds.
 
     Raises:
         InputError: when it cannot be JSON.
     """
     try:
-        text = json.dumps(value, allow_nan=False)
+        text = json.dumps(value, allow_nan=False, default=scalar)
     except RecursionError:
         raise InputError(f"{what} is nested too deeply; {MOST_NESTED} levels are the most") from None
     except (TypeError, ValueError) as error:
@@ -82,6 +82,19 @@ def json_of(value: object, what: str) -> str:
     if (levels := _levels(value)) > MOST_NESTED:
         raise InputError(f"{what} has {levels} levels; {MOST_NESTED} are the most")
     return text
+
+
+def scalar(value: object) -> object:
+    """What a JSON encoder does not know, as Python's own value: NumPy's 5 is a 5. An array is no scalar.
+
+    Raises:
+        TypeError: when it is none.
+    """
+    if getattr(value, "shape", None) == () and callable(item := getattr(value, "item", None)):
+        plain: object = item()
+        if type(plain) is not type(value):  # a number for which Python has none is its own item
+            return plain
+    raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")
 
 
 def struct_of(kind: type[Struct], data: dict[str, Any]) -> Struct:

@@ -19,7 +19,7 @@ import tokenizers
 from tokenizers import decoders
 
 from voicechat_core.config import VoiceChatConfig, require_equal
-from voicechat_core.detokenizer import piece_bytes, surface_bytes, text_of
+from voicechat_core.detokenizer import IncrementalDetokenizer, piece_bytes, surface_bytes, text_of
 from voicechat_core.errors import CheckpointError, InputError
 
 __all__ = ["RnntVocabulary", "SpecialIds", "Tokenizer"]
@@ -98,9 +98,13 @@ class Tokenizer:
         """The text of ``ids``, special tokens spelled out."""
         return text_of(map(self.token_bytes, ids))
 
-    def visible_text(self, ids: Iterable[int], hidden: AbstractSet[int]) -> str:
+    def visible_text(self, ids: Iterable[int], hidden: AbstractSet[int], turn_start: int | None = None) -> str:
         """The text of ``ids`` without the ``hidden`` ones: what ``IncrementalDetokenizer`` gives in pieces."""
-        return self.decode(token for token in ids if token not in hidden)
+        detokenizer = IncrementalDetokenizer(self.token_bytes, hidden, turn_start)
+        for token in ids:
+            detokenizer.push(token)
+        detokenizer.finish()
+        return detokenizer.text
 
     def prompt_ids(self, prompt: str, bos: int, eos: int) -> list[int]:
         """The positions a system prompt takes: bos, the prompt unstripped, eos; none for a blank one."""

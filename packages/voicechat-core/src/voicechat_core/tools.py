@@ -43,7 +43,9 @@ MOST_CALL_PADS: Final = 125  # without a token in between: the model has forgott
 MOST_RESPONSE_TOKENS: Final = 1024  # of what is supplied, 82 s: each takes a frame in which nothing is said
 MOST_CALLS: Final = 16  # in one list: nobody asks for as many, and each is an event and an output
 OUTPUT: Final = "a tool's output"
+MOST_ERROR_CHARACTERS: Final = 200  # of what a tool failed by: a model reads a token of it a frame
 NO_ANSWER: Final = "the tool did not answer in time"
+NO_OUTPUT: Final = "the tool failed"
 
 ToolFunctions = Mapping[str, Callable[..., object]]  # a function of a tool's arguments, by the tool's name
 
@@ -130,18 +132,28 @@ class ToolChannel:
             InputError: when no such call waits (any more), for an output that is no JSON value, or one that is too
                 long. Nothing has changed then.
         """
-        if not isinstance(call_id, str) or self._outputs.get(call_id, "") is not None:
-            raise InputError(f"call_id is {shown(call_id)}; {self._awaited()}")
-        outputs = {**self._outputs, call_id: json_of(output, OUTPUT)}
+        outputs = self._outputs_with(call_id, output)
         response = self._written(outputs)
         if len(response) > MOST_RESPONSE_TOKENS:
             raise InputError(
                 f"the output of {call_id} makes a response of {len(response)} tokens; {MOST_RESPONSE_TOKENS} are the "
                 "most, since each takes a frame"
             )
-        self._outputs = outputs
-        if None not in outputs.values():
-            self._begin_response(response)
+        self._take(outputs, response)
+
+    def fail(self, call_id: str, message: str) -> None:
+        """A call has no output: the model reads an error of ``message`` in its place, or of fewer words.
+
+        Always taken where the call waits, also when the outputs of the others leave no room: ``NO_OUTPUT`` is short.
+
+        Raises:
+            InputError: when no such call waits (any more).
+        """
+        try:
+            self.respond(call_id, error_payload(message))
+        except InputError:
+            outputs = self._outputs_with(call_id, error_payload(NO_OUTPUT))
+            self._take(outputs, self._written(outputs))
 
     # ---- calls
 
@@ -185,6 +197,16 @@ class ToolChannel:
         late = json_of(error_payload(NO_ANSWER), OUTPUT)
         outputs = {call_id: late if output is None else output for call_id, output in self._outputs.items()}
         self._begin_response(self._written(outputs))
+
+    def _outputs_with(self, call_id: str, output: object) -> dict[str, str | None]:
+        if not isinstance(call_id, str) or self._outputs.get(call_id, "") is not None:
+            raise InputError(f"call_id is {shown(call_id)}; {self._awaited()}")
+        return {**self._outputs, call_id: json_of(output, OUTPUT)}
+
+    def _take(self, outputs: dict[str, str | None], response: list[int]) -> None:
+        self._outputs = outputs
+        if None not in outputs.values():
+            self._begin_response(response)
 
     def _begin_response(self, response: list[int]) -> None:
         self._become_idle()
@@ -286,15 +308,16 @@ def _json(text: str, what: str) -> Any:
 
 
 def error_payload(message: str) -> dict[str, str]:
-    """The output of a tool that has none."""
-    return {"error": message}
+    """The output of a tool that has none; of a long ``message`` only the beginning."""
+    cut = message if len(message) <= MOST_ERROR_CHARACTERS else f"{message[: MOST_ERROR_CHARACTERS - 3]}..."
+    return {"error": cut}
 
 
 class AnsweredTools:
     """A channel whose calls are answered at once, by ``functions[name](**arguments)``.
 
-    What a function raises becomes an error that the model reads, and is logged: the arguments are the model's, who may
-    have made them up.
+    Where a function raises something, returns what is no JSON, or too much of it, the model reads an error instead,
+    and it is logged; the run goes on. The arguments are the model's, who may have made them up.
     """
 
     def __init__(self, channel: ToolChannel, functions: ToolFunctions) -> None:
@@ -306,22 +329,25 @@ class AnsweredTools:
         return self._channel.forced()
 
     def took(self, frame_index: int, function: int) -> None:
-        """As ``ToolChannel.took``; the calls that end with this frame are answered.
-
-        Raises:
-            InputError: when a function returns what is no JSON value, or too long.
-        """
+        """As ``ToolChannel.took``; the calls that end with this frame are answered."""
         for event in self._channel.took(frame_index, function):
             if isinstance(event, ToolCall):
-                self._channel.respond(event.call_id, _output(event, self._functions))
+                self._answer(event)
+
+    def _answer(self, call: ToolCall) -> None:
+        function = self._functions.get(call.name)
+        if function is None:
+            self._channel.fail(call.call_id, f"there is no tool {call.name}")
+            return
+        try:
+            self._channel.respond(call.call_id, function(**call.arguments))
+        except Exception as error:  # the function's own, or of its output
+            log.warning("the tool %s failed", call.name, exc_info=error)
+            self._channel.fail(call.call_id, _told(error))
 
 
-def _output(call: ToolCall, functions: ToolFunctions) -> object:
-    function = functions.get(call.name)
-    if function is None:
-        return error_payload(f"there is no tool {call.name}")
+def _told(error: Exception) -> str:
     try:
-        return function(**call.arguments)
-    except Exception as error:
-        log.warning("the tool %s failed", call.name, exc_info=error)
-        return error_payload(f"{type(error).__name__}: {error}")
+        return f"{type(error).__name__}: {error}"
+    except Exception:  # of an error that cannot even be told
+        return type(error).__name__

@@ -148,7 +148,8 @@ def load(checkpoint: str | PathLike[str], *, precision: Precision = "auto") -> V
     """Load a checkpoint in the published layout.
 
     Args:
-        checkpoint: its directory, or its name on the hub (``owner/name``), from where it is downloaded once.
+        checkpoint: its directory; ``voicechat-small``, which comes with this package; or its name on the hub
+            (``owner/name``), from where it is downloaded once.
         precision: what the networks compute in: "float32", "bfloat16", or "auto" for what most of the weights that are
             not quantized are stored in. See ``voicechat_core.precision``.
 

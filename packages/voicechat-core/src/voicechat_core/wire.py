@@ -24,7 +24,7 @@ import numpy.typing as npt
 from msgspec import UNSET, Meta, UnsetType
 
 from voicechat_core.errors import InputError, WireError
-from voicechat_core.strict_json import json_of, parse_object, refusal, shown, struct_of
+from voicechat_core.strict_json import json_of, parse_object, refusal, scalar, shown, struct_of
 
 __all__ = [
     "CLIENT_EVENTS",
@@ -419,7 +419,7 @@ def encode(event: ClientEvent | ServerEvent) -> str:
         InputError: for text with a lone surrogate, which no UTF-8 can hold.
     """
     try:
-        return msgspec.json.encode(event).decode()
+        return msgspec.json.encode(event, enc_hook=scalar).decode()
     except UnicodeEncodeError as error:
         raise InputError(f"{type(event).__name__} holds the lone surrogate {error.object[error.start]!r}") from None
 

@@ -31,6 +31,7 @@ from voicechat_server.exchange import (
     Open,
     Opened,
     OpenFailed,
+    OutputAccepted,
     OutputRefused,
     PeerLeft,
     Push,
@@ -145,8 +146,7 @@ class Connection:
             return
         await self._tell(Opened())
         async for result in session:
-            if (news := self._input_of(session, result)) is not None:
-                await self._tell(news)
+            await self._tell(self._input_of(session, result))
 
     async def _write(self) -> None:
         async for message in self._outgoing:
@@ -242,7 +242,7 @@ class Connection:
 
     # ---- what the worker says, in the protocol's words
 
-    def _input_of(self, session: WorkerSession, result: Result) -> Input | None:
+    def _input_of(self, session: WorkerSession, result: Result) -> Input:
         if isinstance(result, Skipped):
             return self._lag(session)
         if isinstance(result, SessionFailed):
@@ -250,7 +250,7 @@ class Connection:
         if isinstance(result, SessionRefusedOutput):
             return OutputRefused(result.call_id, result.error)
         if isinstance(result, Responded):
-            return None  # the peer hears of it when the model has read it
+            return OutputAccepted(result.call_id)
         return Said(result)
 
     def _lag(self, session: WorkerSession) -> Lagging:

@@ -22,6 +22,7 @@ __all__ = [
     "Open",
     "OpenFailed",
     "Opened",
+    "OutputAccepted",
     "OutputRefused",
     "PeerLeft",
     "Push",
@@ -66,6 +67,13 @@ class Failed:
 
 
 @dataclass(frozen=True)
+class OutputAccepted:
+    """What ``Respond`` gave is the call's output: it waits for no other one."""
+
+    call_id: str
+
+
+@dataclass(frozen=True)
 class OutputRefused:
     """What ``Respond`` gave was not taken, and nothing has changed by it."""
 
@@ -98,7 +106,7 @@ class Stop:
     reason: str
 
 
-Input = Opened | OpenFailed | Said | Failed | OutputRefused | Lagging | PeerLeft | Stop
+Input = Opened | OpenFailed | Said | Failed | OutputAccepted | OutputRefused | Lagging | PeerLeft | Stop
 
 
 # ---- what is to be done
@@ -149,7 +157,7 @@ class Flush:
 
 @dataclass(frozen=True)
 class Respond:
-    """Give the session the output of a call that it told; if it does not take it, that is ``OutputRefused``."""
+    """Give the session the output of a call that it told. Then tell ``OutputAccepted`` or ``OutputRefused``."""
 
     call_id: str
     output: Any

@@ -33,6 +33,7 @@ from voicechat_server.exchange import (
     Open,
     Opened,
     OpenFailed,
+    OutputAccepted,
     OutputRefused,
     PeerLeft,
     Push,
@@ -84,6 +85,7 @@ Opened                  -             opened        opened_early  -             
 OpenFailed              -             not_opened    not_opened    -             -             -
 Said                    -             -             -             tell          tell          tell
 Failed                  -             failed        failed        failed        failed        failed
+OutputAccepted          -             -             -             taken         taken         taken
 OutputRefused           -             -             -             not_taken     not_taken     not_taken
 Lagging                 -             -             -             lagging       lagging       lagging
 Tick                    unconfigured  -             -             idle          idle          unfinished
@@ -111,7 +113,7 @@ REFUSALS: Final = {
 
 INPUTS: Final = (
     *wire.CLIENT_EVENTS.values(), WireError, Binary, Opened, OpenFailed, Said, Failed,
-    OutputRefused, Lagging, Tick, PeerLeft, Stop,
+    OutputAccepted, OutputRefused, Lagging, Tick, PeerLeft, Stop,
 )  # fmt: skip
 
 
@@ -125,6 +127,7 @@ def _read_table(text: str) -> dict[type, dict[State, str]]:
 TABLE: Final = _read_table(TABLE_TEXT)
 
 FRAMES_A_SECOND: Final = 12.5
+MOST_OUTPUTS: Final = 4  # of one call on their way to the model's thread: what waits there is bounded
 LONGEST_MESSAGE: Final = 300  # characters of an error message; ours are shorter, unless they hold a peer's values
 
 
@@ -191,7 +194,8 @@ class Protocol:
         self._active_at = now
         self._sent_ahead = 0  # messages of audio that wait for the session to open
         self._early_commit = Flush(pad_partial=True)
-        self._awaited: set[str] = set()  # calls of one frame, the last that has any, without an output so far
+        # Calls of one frame, the last that has any, without an output so far; how many of each are on their way.
+        self._awaited: dict[str, int] = {}
         self._awaited_frame = -1
         self._telling = Telling(self._event_id)
         self._skips_told = 0
@@ -306,12 +310,15 @@ class Protocol:
         return []
 
     def _respond(self, create: wire.ConversationItemCreate, now: float) -> list[Command]:
-        """Each call has one output on its way at a time, so that what waits for the model's thread is bounded."""
+        """The session decides which output it takes, in their order; who sends a better one need not wait for that."""
         call_id = create.item.call_id
-        if call_id not in self._awaited:
-            message = f"conversation.item.create: no call {shown(call_id)} waits for an output"
-            return [self._error("invalid_request", message)]
-        self._awaited.discard(call_id)
+        on_their_way = self._awaited.get(call_id)
+        if on_their_way is None:
+            return [self._not_an_output(f"no call {shown(call_id)} waits for an output")]
+        if on_their_way == MOST_OUTPUTS:
+            many = f"{MOST_OUTPUTS} outputs of {shown(call_id)} are being looked at"
+            return [self._not_an_output(f"{many}; another one may be sent when one of them is refused")]
+        self._awaited[call_id] += 1
         return [Respond(call_id, create.item.output)]
 
     def _cancel(self, cancel: wire.SessionCancel | wire.ResponseCancel, now: float) -> list[Command]:
@@ -368,13 +375,21 @@ class Protocol:
         elif isinstance(event, events.ToolCall):
             self.function_calls += 1
             if event.frame_index != self._awaited_frame:  # the model waits for one frame's calls at a time
-                self._awaited, self._awaited_frame = set(), event.frame_index
-            self._awaited.add(event.call_id)
+                self._awaited, self._awaited_frame = {}, event.frame_index
+            self._awaited[event.call_id] = 0
+
+    def _taken(self, accepted: OutputAccepted, now: float) -> list[Command]:
+        """The peer hears of it when the model reads it."""
+        self._awaited.pop(accepted.call_id, None)
+        return []
 
     def _not_taken(self, refused: OutputRefused, now: float) -> list[Command]:
-        self._awaited.add(refused.call_id)  # it may wait for a better one; the session knows
-        message = _told(refused.error, "the output could not be given to the model")
-        return [self._error("invalid_request", f"conversation.item.create: {message}")]
+        if refused.call_id in self._awaited:
+            self._awaited[refused.call_id] -= 1
+        return [self._not_an_output(_told(refused.error, "the output could not be given to the model"))]
+
+    def _not_an_output(self, message: str) -> Send:
+        return self._error("invalid_request", f"conversation.item.create: {message}")
 
     def _failed(self, failure: Failed, now: float) -> list[Command]:
         if failure.ended:

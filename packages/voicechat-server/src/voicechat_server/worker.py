@@ -74,7 +74,8 @@ MOST_INPUT_SECONDS: Final = 120.0
 MOST_RESULTS: Final = 256
 # Sessions that the thread has not closed yet. How many may talk is for admission to say; this only bounds what a flood
 # of connections can leave in the FIFO during one long frame. A session has at most six commands there (open, two
-# wakes, flush, cancel, close) and an output for each call that waits, 16; a ping and a stop come to that: 354 in all.
+# wakes, flush, cancel, close) and four outputs for each call that waits, 64; a ping and a stop come to that: 1,122 in
+# all.
 MOST_SESSIONS: Final = 16
 WARM_PROMPT_TOKENS: Final = 256  # a page of instructions
 STOP_SECONDS: Final = 10.0  # a frame, and giving back a model's memory
