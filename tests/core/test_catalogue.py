@@ -136,7 +136,7 @@ def test_listing_and_its_table(cache: Path) -> None:
     assert lines == [
         "NemotronLabs VoiceChat (speech, nemotron_voicechat)",
         "  checkpoint                                     precision        size  here",
-        "  voicechat-small                                8-bit        13.61 MB  complete",
+        f"  voicechat-small                                8-bit        {weights / 1e6:.2f} MB  complete",
         "  mlx-community/NemotronLabs-VoiceChat-11B-bf16  bf16         22.19 GB  no",
         "  mlx-community/NemotronLabs-VoiceChat-11B-8bit  8-bit        13.90 GB  no",
         "  mlx-community/NemotronLabs-VoiceChat-11B-4bit  4-bit         9.17 GB  incomplete",
