@@ -679,8 +679,9 @@ def test_paced_text_stands_before_its_speech_and_dense_text_does_not_wait() -> N
     assert paced.tolist() == [1, 2, 6, 8]
 
 
-def test_a_training_goes_on_from_exported_weights(tmp_path: Path) -> None:
+def test_a_training_goes_on_from_exported_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With nothing left to train, what it began with is what it exports."""
+    monkeypatch.setattr(train, "speak", lambda *told: None)  # what it sounds like is not asked, and takes long
     first, second = tmp_path / "first", tmp_path / "second"
     train.main(["--smoke", "--steps", "1", "--out", str(first)])
     begun = first / "speaking.safetensors"
