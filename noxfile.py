@@ -8,7 +8,7 @@ from pathlib import Path
 import nox
 
 nox.needs_version = ">=2025.2"
-nox.options.sessions = ["tests", "e2e", "parity"]
+nox.options.sessions = ["tests", "client", "e2e", "parity"]
 nox.options.default_venv_backend = "virtualenv"
 
 ROOT = Path(__file__).parent
@@ -36,9 +36,16 @@ def install_packages(session: nox.Session, *extra: str, mlx: str = "mlx") -> Non
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """The fast suite: no weights, no network, no NVIDIA code."""
+    """The fast suite: no weights, no network, no NVIDIA code; ``client`` has the client's."""
     install_packages(session, *group("test"))
-    session.run(*PYTEST, "tests", *SLOWER, "--ignore=tests/e2e", *session.posargs)
+    session.run(*PYTEST, "tests", *SLOWER, "--ignore=tests/e2e", "--ignore=tests/client", *session.posargs)
+
+
+@nox.session
+def training(session: nox.Session) -> None:
+    """All of training's tests, those that run whole commands too; ``e2e`` runs the longest of them."""
+    install_packages(session, *group("test"))
+    session.run(*PYTEST, "tests/training", *session.posargs)
 
 
 @nox.session

@@ -119,6 +119,7 @@ def read_questions_of(known: list[tuple[str, int]]) -> Any:
     )
 
 
+@pytest.mark.slow
 def test_a_session_of_the_checkpoint_answers_as_generate_does(small: VoiceChat, tmp_path: Path) -> None:
     text = "what is nine plus zero"
     pcm = soundfile.read(SPOKEN / "plus_awb.wav", dtype="int16")[0]
@@ -391,6 +392,7 @@ def questions(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_the_command(questions: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(synthesize, "answer", hummed)
     monkeypatch.setattr(evaluate, "Recogniser", lambda folder: lambda samples, rate: "tiger dragon")

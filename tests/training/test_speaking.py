@@ -646,6 +646,7 @@ def test_forced_figures_tell_right_from_wrong(setting: Setting) -> None:
     assert all(np.isfinite(list(found.values())))
 
 
+@pytest.mark.slow
 def test_the_smoke_run_goes_on_and_exports(tmp_path: Path) -> None:
     train.main(["--smoke", "--steps", "2", "--out", str(tmp_path)])
     train.main(["--smoke", "--steps", "3", "--out", str(tmp_path), "--resume"])
@@ -679,6 +680,7 @@ def test_paced_text_stands_before_its_speech_and_dense_text_does_not_wait() -> N
     assert paced.tolist() == [1, 2, 6, 8]
 
 
+@pytest.mark.slow
 def test_a_training_goes_on_from_exported_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With nothing left to train, what it began with is what it exports."""
     monkeypatch.setattr(train, "speak", lambda *told: None)  # what it sounds like is not asked, and takes long
