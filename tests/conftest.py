@@ -1,6 +1,5 @@
 """For every test: each folder of goldens of random weights (``golden``), and a tiny random checkpoint (``tiny``)."""
 
-import signal
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -19,10 +18,6 @@ from voicechat_core.weights import assign
 FIXTURES = Path(__file__).parents[1] / "golden" / "fixtures"
 GOLDEN_FOLDERS = sorted(path for path in FIXTURES.iterdir() if (path / "checkpoint").is_dir())
 SMALL_FOLDER = FIXTURES / "small"  # of voicechat-small, which lies in the package
-
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    # Whoever runs the tests in a shell's background: what is tested of Ctrl-C is what a person's terminal does.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @dataclass
