@@ -1,9 +1,9 @@
 """A second core for what is large: MLX works a CPU stream off with one thread, however many cores there are.
 
-Products come from the BLAS that MLX was built with; that of its wheels for Linux is the reference, on one thread: at most
-8.3 multiplications and additions a nanosecond here. So the two halves of a large computation are given to two streams.
-On anything but a CPU, for what is small, and where there is one core, nothing is divided: the graph is then that of one
-stream.
+Products come from the BLAS that MLX was built with; that of its wheels for Linux is the reference, on one thread: 8.3
+multiplications and additions a nanosecond here, at most. So the two halves of a large computation are given to two
+streams. On anything but a CPU, for what is small, and where there is one core, nothing is divided: the graph is then
+that of one stream.
 """
 
 import os
