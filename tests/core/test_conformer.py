@@ -14,7 +14,8 @@ from mlx.utils import tree_map_with_path
 from voicechat_core.config import EncoderConfig
 from voicechat_core.errors import InputError
 from voicechat_core.nn import conformer
-from voicechat_core.nn.conformer import ConformerEncoder, RelPositionAttention
+from voicechat_core.nn import state as states
+from voicechat_core.nn.conformer import ConformerEncoder, EncoderState, RelPositionAttention
 from voicechat_core.nn.state import nbytes
 from voicechat_core.nn.subsampling import ConvSubsampling, encoded_length
 
@@ -203,9 +204,54 @@ def test_padding_is_invisible_to_real_frames(encoder: ConformerEncoder) -> None:
     np.testing.assert_allclose(np.array(padded[:, :11]), np.array(alone), atol=TOLERANCE)
 
 
+def test_a_compiled_frame_is_the_step_and_keeps_its_shapes(encoder: ConformerEncoder) -> None:
+    """Far beyond the context; within 1e-6 because the C++ compiler may join a product and a sum into one rounding."""
+    mel, kept = normal(1, 8 * 99 + 1, 128), encoder.step(normal(1, 1, 128), encoder.new_state())[1]
+
+    def frame(rows: mx.array, state: list[mx.array]) -> tuple[mx.array, list[mx.array]]:
+        given = iter(state)
+        x, after = encoder.step(rows, states.map_arrays(lambda _: next(given), kept))
+        return x, [x for _, x in states.arrays(after)]
+
+    assert list(states.numbers(kept)) == []
+    compiled, state = mx.compile(frame), [x for _, x in states.arrays(kept)]
+    shapes = [x.shape for x in state]
+    for t in range(99):
+        rows = mel[:, 8 * t + 1 : 8 * t + 9]
+        expected, kept = encoder.step(rows, kept)
+        found, state = compiled(rows, state)
+        np.testing.assert_allclose(np.array(found), np.array(expected), atol=1e-6)
+        assert [x.shape for x in state] == shapes
+
+
+def test_what_was_never_heard_is_hidden_until_it_has_passed(encoder: ConformerEncoder) -> None:
+    state = encoder.new_state()
+    for frames in (1, 30, 39):
+        _, state = encoder.step(mx.zeros((1, 8 * frames - (7 if frames == 1 else 0), 128)), state)
+    assert state.heard.tolist() == [0.0] * 70
+    assert encoder.new_state().heard.tolist() == [-np.inf] * 70
+
+
+def test_zeros_before_the_first_frame_are_not_seen(encoder: ConformerEncoder) -> None:
+    """Whatever stands in the keys and values of frames that never were."""
+    mel, state = normal(1, 9, 128), encoder.new_state()
+    expected, _ = by_steps(encoder, mel, state)
+    for layer in state.layers:
+        layer.attention = layer.attention + 3
+    found, _ = by_steps(encoder, mel, state)
+    np.testing.assert_array_equal(np.array(found), np.array(expected))
+
+
+def by_steps(encoder: ConformerEncoder, mel: mx.array, state: EncoderState) -> tuple[mx.array, EncoderState]:
+    """Two frames, one at a time."""
+    first, state = encoder.step(mel[:, :1], state)
+    second, state = encoder.step(mel[:, 1:], state)
+    return mx.concatenate([first, second], axis=1), state
+
+
 def test_a_state_does_not_grow_with_the_frames(encoder: ConformerEncoder) -> None:
     state, sizes = encoder.new_state(), []
     for frames in (1, *[200] * 6):
         _, state = encoder.step(mx.zeros((1, 8 * frames - (7 if frames == 1 else 0), 128)), state)
         sizes.append(nbytes(state))
-    assert max(sizes[3:]) <= max(sizes[1:3])
+    assert len(set(sizes)) == 1

@@ -28,7 +28,7 @@ from voicechat_core.nn import state as states
 
 __all__ = ["Snapshot"]
 
-FORMAT = 1
+FORMAT = 2  # 1 had perception's states in buffers that grew
 KEY, DIGEST = "voicechat_snapshot", "digest"
 PENDING = "pending"
 
