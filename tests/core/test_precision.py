@@ -16,8 +16,7 @@ from voicechat_core.config import VoiceChatConfig
 from voicechat_core.convert import convert
 from voicechat_core.model import VoiceChatModel
 from voicechat_core.nn import state as states
-from voicechat_core.nn.linear import Joined
-from voicechat_core.nn.linear import matrices
+from voicechat_core.nn.linear import Joined, matrices
 from voicechat_core.nn.perception import PerceptionState
 from voicechat_core.nn.rvq import ResidualVQ
 from voicechat_core.noise import KeyedNoise
@@ -263,7 +262,7 @@ def widened(model: VoiceChatModel, outputs: list[mx.array]) -> set[str]:
 
 def joint_weights(model: VoiceChatModel) -> dict[str, mx.array]:
     """The arrays that matrices of the same input are multiplied as."""
-    holders = [*model.networks.modules(), model.steps]
+    holders = [*model.networks.modules(), model.functions]
     joined = [value for holder in holders for value in vars(holder).values() if isinstance(value, Joined)]
     joints = [joint for found in joined if (joint := found.ready()) is not None]
     assert len(joints) > 5

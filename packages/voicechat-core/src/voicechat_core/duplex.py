@@ -23,6 +23,7 @@ from typing import Protocol
 
 import mlx.core as mx
 
+from voicechat_core import frame as frames
 from voicechat_core.model import VoiceChatModel
 from voicechat_core.nn import state as states
 from voicechat_core.nn.ear_tts import EarTtsState
@@ -187,7 +188,7 @@ def _read(model: VoiceChatModel, prompt_ids: list[int], state: DuplexState) -> F
     stt = model.networks.stt_model
     pads = mx.repeat(_pad(model), len(prompt_ids), axis=1)
     audio = stt.embed_tokens(mx.array([prompt_ids], dtype=mx.int32))
-    inputs = model.steps.fused(audio, pads, pads)
+    inputs = frames.fused(stt.embed_tokens, model.config.function_channel_weight, audio, pads, pads)
     hidden, state.llm = stt.llm.step(inputs, state.llm)
     logits = stt.lm_head(hidden), stt.function_head(hidden)  # computed only where somebody looks at them
     return Frame(pads, pads, _no_codes(model), inputs, hidden, *logits, mx.isfinite(hidden).all())

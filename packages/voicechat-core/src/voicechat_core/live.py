@@ -77,6 +77,7 @@ def step(
     row = model.steps.codec(state.codec, frame.codes, frame.text, frame.function, frame.finite)
     state = LiveState(state.perception, rnnt, timeline, state.codec)
     mx.async_eval(row, *states.leaves(state))  # type: ignore[no-untyped-call]
+    model.steps.prepare_next(timeline.llm, timeline.speech.ear_tts)
     found = np.array(row)[0]  # the one wait
     mark("codec")
     return _on_host(model, labels, found), state

@@ -13,11 +13,11 @@ import mlx.nn as nn
 import numpy as np
 
 from voicechat_core.config import VoiceChatConfig
-from voicechat_core.frame import FrameSteps
+from voicechat_core.frame import FrameFunctions, FrameSteps
 from voicechat_core.nn.char_table import CharTable
 from voicechat_core.nn.codec import Codec
 from voicechat_core.nn.ear_tts import EarTTS, EarTtsState
-from voicechat_core.nn.linear import Embedding, Linear
+from voicechat_core.nn.linear import Embedding, Linear, lay_out
 from voicechat_core.nn.nemotron_h import NemotronH
 from voicechat_core.nn.perception import Perception
 from voicechat_core.nn.rnnt import RnntDecoder, RnntJoint
@@ -119,16 +119,21 @@ class VoiceChatModel:
         Raises:
             CheckpointError: when the tokenizer does not fit the config or the stored flags.
         """
+        lay_out(networks)
         chars = char_table(config, tokenizer)
         networks.tts_model.tts_model.embed_subword.check(chars)
         table = networks.tts_model.tts_model.subword_table(chars)
-        mx.eval(table)  # a constant of compiled steps
         return cls(config, networks, tokenizer, rnnt_vocabulary, chars, table, compiled)
 
     @cached_property
     def steps(self) -> FrameSteps:
         """The four steps of a frame; ``compiled`` says in which form."""
-        return FrameSteps(self.config, self.networks, self.subword_table, compiled=self.compiled)
+        return FrameSteps(self.functions, compiled=self.compiled)
+
+    @cached_property
+    def functions(self) -> FrameFunctions:
+        """The same as plain functions."""
+        return FrameFunctions(self.config, self.networks, self.subword_table)
 
     @property
     def silence_codes(self) -> mx.array:

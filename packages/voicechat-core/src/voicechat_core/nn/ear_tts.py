@@ -7,6 +7,7 @@ second has ``null_emb`` in place of the text. From the pair of hidden states the
 The network knows nothing of turns: what the previous codes are after an EOS, the caller decides.
 """
 
+import sys
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -102,6 +103,12 @@ class EarTTS(nn.Module):
         """Backbone rows of one session: two with guidance, one without."""
         return 2 if self.config.guidance_scale > 0 else 1
 
+    @property
+    def shortest_window(self) -> int:
+        """Positions that some layer looks back at, the present one counted, and no further."""
+        windows = [layer.self_attn.window for layer in self.backbone.layers]
+        return min((window for window in windows if window is not None), default=sys.maxsize)
+
     def new_state(self) -> EarTtsState:
         """Before the voice prompt."""
         return EarTtsState(self.backbone.new_caches(self.rows))
@@ -187,6 +194,11 @@ class EarTTS(nn.Module):
     def reserve(self, state: EarTtsState) -> tuple[At, ...]:
         """Make room for one position and count it: what ``decode`` needs to know of it. ``state`` changes."""
         return self.backbone.reserve(state.caches)
+
+    def grown(self, state: EarTtsState) -> EarTtsState | None:
+        """A state to compile ``decode`` for: of the capacity after the present one. None if it will keep its own."""
+        caches = self.backbone.grown(state.caches)
+        return None if caches is None else EarTtsState(caches)
 
     def decode(
         self, condition: mx.array, codes: mx.array, draws: Draws, state: EarTtsState, at: tuple[At, ...]

@@ -20,6 +20,7 @@ from voicechat_core.nn.kv_cache import (
     append,
     attention_mask,
     bounded,
+    grown,
     new_kv_cache,
     reserve,
     rewound,
@@ -234,6 +235,20 @@ class Decoder(nn.Module):
         places = [reserve(cache, a.window) for cache, a in zip(caches, attentions, strict=True)]
         firsts = [self.kinds.index(kind) for kind in range(max(self.kinds) + 1)]
         return tuple(attentions[first].at(places[first]) for first in firsts)
+
+    def grown(self, caches: list[KVCache]) -> list[KVCache] | None:
+        """Caches to compile ``decode`` for: those of the smallest capacity as they will be when they are full. None if
+        all will keep their own.
+        """
+        windows = [layer.self_attn.window for layer in self.layers]
+        larger = [grown(cache, window) for cache, window in zip(caches, windows, strict=True)]
+        capacities = [old.keys.shape[2] for old, new in zip(caches, larger, strict=True) if new is not None]
+        if not capacities:
+            return None
+        return [
+            new if new is not None and old.keys.shape[2] == min(capacities) else old
+            for old, new in zip(caches, larger, strict=True)
+        ]
 
     def decode(self, x: mx.array, caches: list[KVCache], at: tuple[At, ...]) -> tuple[mx.array, list[KVCache]]:
         """``step`` for the one position ``[B, 1, width]`` that was reserved: arrays only, of shapes that stay."""

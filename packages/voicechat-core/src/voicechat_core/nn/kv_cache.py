@@ -21,7 +21,20 @@ import numpy as np
 
 from voicechat_core.errors import InputError
 
-__all__ = ["KVCache", "Place", "append", "attention_mask", "bounded", "new_kv_cache", "reserve", "rewound", "store"]
+__all__ = [
+    "KVCache",
+    "Place",
+    "append",
+    "attention_mask",
+    "bounded",
+    "grown",
+    "new_kv_cache",
+    "reserve",
+    "rewound",
+    "roomy",
+    "store",
+    "trimmed",
+]
 
 # The smallest buffer, 20 s of frames; all others are this times a power of two, or end with a full ring.
 BLOCK = 256
@@ -144,6 +157,37 @@ def _with_room_in_ring(cache: KVCache, n: int, ring: int) -> tuple[KVCache, int]
     if start + n > cache.keys.shape[2]:
         cache = _moved(cache, 0, min(_capacity(start + n), end))
     return cache, start
+
+
+def grown(cache: KVCache, window: int | None = None) -> KVCache | None:
+    """An empty cache of the capacity that this one will have when its buffer is full; None if it will keep its own.
+
+    Its arrays are lazy: it is there to compile for, and takes no memory until somebody computes it.
+    """
+    capacity = cache.keys.shape[2]
+    if cache.newest is None:
+        first = 0 if window is None else max(0, capacity - (window - 1))
+        needed = capacity - first + 1
+        after = _capacity(2 * needed if first else needed)
+    else:
+        end = cache.pinned + _ring_slots(cache.newest, window)
+        after = capacity if capacity >= end else min(_capacity(capacity + 1), end)
+    if after == capacity:
+        return None
+    batch, heads, _, dim = cache.keys.shape
+    empty = mx.zeros((batch, heads, after, dim), cache.keys.dtype)
+    return KVCache(empty, mx.zeros_like(empty), capacity, capacity, cache.pinned, cache.newest)
+
+
+def trimmed(cache: KVCache) -> KVCache:
+    """A copy of what is filled: how a cache is kept while nobody appends to it. ``roomy`` is the way back."""
+    keys, values = (mx.contiguous(x[:, :, : cache.length]) for x in (cache.keys, cache.values))
+    return replace(cache, keys=keys, values=values)
+
+
+def roomy(cache: KVCache, capacity: int) -> KVCache:
+    """A trimmed cache in a buffer of the capacity that it had."""
+    return _moved(cache, 0, capacity)
 
 
 def _capacity(slots: int) -> int:

@@ -15,7 +15,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from voicechat_core.config import TextConfig
-from voicechat_core.nn.kv_cache import KVCache, append, new_kv_cache, reserve, store
+from voicechat_core.nn.kv_cache import KVCache, append, grown, new_kv_cache, reserve, store
 from voicechat_core.nn.linear import Joined, Linear
 from voicechat_core.nn.mamba2 import Mamba2Mixer, MambaState
 
@@ -211,16 +211,22 @@ class NemotronH(nn.Module):
         places = [reserve(layer) for layer in state.layers if isinstance(layer, KVCache)]
         return places[0].arrays() if places else None
 
+    def grown(self, state: NemotronHState) -> NemotronHState | None:
+        """A state to compile ``decode`` for: of the capacity after the present one. None if it will keep its own."""
+        larger = [grown(layer) if isinstance(layer, KVCache) else layer for layer in state.layers]
+        caches = [layer for layer in larger if isinstance(layer, KVCache)]
+        return NemotronHState(larger) if caches else None
+
     def decode(self, x: mx.array, state: NemotronHState, at: Slot | None) -> tuple[mx.array, NemotronHState]:
         """``step`` for the one position ``[B, 1, hidden]`` that was reserved: arrays only, of shapes that stay."""
         return self._run(x, state, at)
 
     def _run(self, x: mx.array, state: NemotronHState, at: Slot | None) -> tuple[mx.array, NemotronHState]:
-        states = []
+        after = []
         for layer, layer_state in zip(self.layers, state.layers, strict=True):
             x, layer_state = layer.step(x, layer_state, at)
-            states.append(layer_state)
-        return self.norm_f(x), NemotronHState(states)
+            after.append(layer_state)
+        return self.norm_f(x), NemotronHState(after)
 
     def layer_outputs(self, x: mx.array) -> list[mx.array]:
         """The residual stream ``[B, n, hidden]`` after each layer of a whole sequence, before the final norm."""

@@ -15,9 +15,23 @@ import mlx.core as mx
 
 from voicechat_core.errors import InputError
 
-__all__ = ["arrays", "assign", "copy", "evaluate", "filled", "leaves", "map_arrays", "nbytes", "numbers", "with_leaves"]
+__all__ = [
+    "arrays",
+    "assign",
+    "copy",
+    "evaluate",
+    "filled",
+    "leaves",
+    "map_arrays",
+    "nbytes",
+    "numbers",
+    "parts",
+    "replaced",
+    "with_leaves",
+]
 
 S = TypeVar("S")
+T = TypeVar("T")
 
 
 def map_arrays(function: Callable[[mx.array], mx.array], state: S) -> S:
@@ -32,6 +46,29 @@ def _map(function: Callable[[mx.array], mx.array], value: Any) -> Any:
         return type(value)([_map(function, item) for item in value])
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {f.name: _map(function, getattr(value, f.name)) for f in dataclasses.fields(value)}
+        return type(value)(**fields)
+    return value
+
+
+def replaced(kind: type[T], function: Callable[[T], T], state: S) -> S:
+    """The same state with ``function`` applied to each part of it that is a ``kind``."""
+    return _replaced(kind, function, state)  # type: ignore[no-any-return]
+
+
+def parts(kind: type[T], state: object) -> list[T]:
+    """Each part of a state that is a ``kind``, in field order."""
+    found: list[T] = []
+    replaced(kind, lambda part: found.append(part) or part, state)  # type: ignore[func-returns-value]
+    return found
+
+
+def _replaced(kind: type[Any], function: Callable[[Any], Any], value: Any) -> Any:
+    if isinstance(value, kind):
+        return function(value)
+    if isinstance(value, list | tuple):
+        return type(value)([_replaced(kind, function, item) for item in value])
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {f.name: _replaced(kind, function, getattr(value, f.name)) for f in dataclasses.fields(value)}
         return type(value)(**fields)
     return value
 

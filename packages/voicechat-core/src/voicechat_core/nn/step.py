@@ -25,8 +25,14 @@ class Step(Generic[S]):
 
     def __init__(self, function: Callable[..., tuple[Any, S]], *, compiled: bool) -> None:
         self._function = function
-        self._template: S | None = None  # the structure of the present state, for the time of a trace
-        self._run = mx.compile(self._on_leaves) if compiled else None
+        self._template: list[S] = []  # the structure of the present state, for the time of a trace
+        self._prepared: set[tuple[tuple[int, ...], ...]] = set()
+        self._run = mx.compile(_on_leaves(function, self._template)) if compiled else None
+
+    @property
+    def compiled(self) -> bool:
+        """Whether it is compiled, not run as it is written."""
+        return self._run is not None
 
     def __call__(self, state: S, *inputs: Any) -> Any:
         """The outputs. ``state`` becomes the next one: it holds the new arrays, and its counters stay."""
@@ -34,13 +40,39 @@ class Step(Generic[S]):
             outputs, after = self._function(state, *inputs)
             states.assign(state, states.leaves(after))
             return outputs
-        self._template = state
-        outputs, leaves = self._run(inputs, states.leaves(state))
-        self._template = None
+        outputs, leaves = self._compiled(state, inputs)
         states.assign(state, leaves)
         return outputs
 
-    def _on_leaves(self, inputs: tuple[Any, ...], leaves: list[mx.array]) -> tuple[Any, list[mx.array]]:
-        assert self._template is not None
-        outputs, after = self._function(states.with_leaves(self._template, leaves), *inputs)
+    def prepare(self, state: S, *inputs: Any) -> bool:
+        """Compile for arrays like these, of which nothing is computed: they may be lazy. ``state`` stays as it is.
+
+        False if there is nothing to do: it was prepared for such arrays before, or it is not compiled.
+        """
+        shapes = tuple(x.shape for x in states.leaves(state))
+        if self._run is None or shapes in self._prepared:
+            return False
+        self._compiled(state, inputs)
+        self._prepared.add(shapes)
+        return True
+
+    def _compiled(self, state: S, inputs: tuple[Any, ...]) -> tuple[Any, list[mx.array]]:
+        assert self._run is not None
+        self._template[:] = [state]
+        try:
+            return self._run(inputs, states.leaves(state))
+        finally:
+            self._template.clear()
+
+
+def _on_leaves(function: Callable[..., tuple[Any, S]], template: list[S]) -> Callable[..., tuple[Any, list[mx.array]]]:
+    """The function with its state as a list of arrays, which is what MLX compiles.
+
+    Not a method: a step that held itself would keep the weights until Python looks for cycles.
+    """
+
+    def on_leaves(inputs: tuple[Any, ...], leaves: list[mx.array]) -> tuple[Any, list[mx.array]]:
+        outputs, after = function(states.with_leaves(template[0], leaves), *inputs)
         return outputs, states.leaves(after)
+
+    return on_leaves
