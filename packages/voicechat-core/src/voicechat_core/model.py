@@ -92,7 +92,8 @@ class VoiceChatModel:
     """Networks, vocabularies, and the tables derived from both.
 
     ``subword_table`` is ``[vocabulary + 1, H]``: the speech decoder's conditioning vector of every text id, so
-    that a frame looks its token up on the device and the host need not wait for it.
+    that a frame looks its token up on the device and the host need not wait for it. ``compiled`` says whether the steps
+    of a frame are to be compiled; it changes values by rounding only.
     """
 
     config: VoiceChatConfig
@@ -101,10 +102,17 @@ class VoiceChatModel:
     rnnt_vocabulary: RnntVocabulary
     chars: CharTable
     subword_table: mx.array
+    compiled: bool = False
 
     @classmethod
     def from_networks(
-        cls, config: VoiceChatConfig, networks: Networks, tokenizer: Tokenizer, rnnt_vocabulary: RnntVocabulary
+        cls,
+        config: VoiceChatConfig,
+        networks: Networks,
+        tokenizer: Tokenizer,
+        rnnt_vocabulary: RnntVocabulary,
+        *,
+        compiled: bool = False,
     ) -> "VoiceChatModel":
         """Derive the tables: one pass of the character encoder over the whole vocabulary.
 
@@ -114,7 +122,7 @@ class VoiceChatModel:
         chars = char_table(config, tokenizer)
         networks.tts_model.tts_model.embed_subword.check(chars)
         table = networks.tts_model.tts_model.subword_table(chars)
-        return cls(config, networks, tokenizer, rnnt_vocabulary, chars, table)
+        return cls(config, networks, tokenizer, rnnt_vocabulary, chars, table, compiled)
 
     @property
     def silence_codes(self) -> mx.array:
