@@ -13,6 +13,7 @@ import mlx.nn as nn
 import numpy as np
 
 from voicechat_core.config import VoiceChatConfig
+from voicechat_core.frame import FrameSteps
 from voicechat_core.nn.char_table import CharTable
 from voicechat_core.nn.codec import Codec
 from voicechat_core.nn.ear_tts import EarTTS, EarTtsState
@@ -122,7 +123,13 @@ class VoiceChatModel:
         chars = char_table(config, tokenizer)
         networks.tts_model.tts_model.embed_subword.check(chars)
         table = networks.tts_model.tts_model.subword_table(chars)
+        mx.eval(table)  # a constant of compiled steps
         return cls(config, networks, tokenizer, rnnt_vocabulary, chars, table, compiled)
+
+    @cached_property
+    def steps(self) -> FrameSteps:
+        """The four steps of a frame; ``compiled`` says in which form."""
+        return FrameSteps(self.config, self.networks, self.subword_table, compiled=self.compiled)
 
     @property
     def silence_codes(self) -> mx.array:
