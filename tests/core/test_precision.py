@@ -16,8 +16,7 @@ from voicechat_core.config import VoiceChatConfig
 from voicechat_core.convert import convert
 from voicechat_core.model import VoiceChatModel
 from voicechat_core.nn import state as states
-from voicechat_core.nn.linear import Joined
-from voicechat_core.nn.linear import matrices
+from voicechat_core.nn.linear import Joined, matrices
 from voicechat_core.nn.perception import PerceptionState
 from voicechat_core.nn.rvq import ResidualVQ
 from voicechat_core.noise import KeyedNoise
