@@ -59,3 +59,14 @@ def test_buffers_hold_less_than_twice_what_is_in_them(tiny: VoiceChat, monkeypat
     filled = filled_bytes(session._live)
     assert filled < session.nbytes < 2 * filled
     assert filled_bytes([None, 3, "text"]) == 0
+
+
+def test_a_bounded_speech_decoder_stops(tiny: VoiceChat) -> None:
+    growth = Growth.of(tiny.model)
+    found = []
+    for frames in (8, 12):
+        session = tiny.session(system_prompt="", tts_context_frames=5)
+        for _ in session.push(np.zeros(frames * 1280, np.float32)):
+            pass
+        found.append(filled_bytes(session._live.duplex))
+    assert found[1] - found[0] == 4 * growth.language

@@ -5,6 +5,7 @@ import logging
 import shutil
 import signal
 import sys
+import time
 from importlib.metadata import version
 from io import TextIOWrapper
 from pathlib import Path
@@ -316,6 +317,7 @@ def _sizes(done: "Converted") -> str:
 def bench(
     model: Annotated[str, typer.Option("-m", "--model", help=CHECKPOINT_HELP)],
     frames: Annotated[int, typer.Option(help="Frames of 80 ms that the session lasts.", min=4)] = 750,
+    warmup: Annotated[int, typer.Option(help="Frames at the beginning that count in no percentile.", min=2)] = 2,
     minutes: Annotated[float | None, typer.Option(help="Instead of --frames: 5 minutes are 3,750.", min=0.01)] = None,
     tts_context_frames: Annotated[int | None, typer.Option(help=CONTEXT_HELP, min=1)] = None,
     effect: Annotated[
@@ -325,7 +327,7 @@ def bench(
     compile: Annotated[str, typer.Option(help=COMPILE_HELP)] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
 ) -> None:
-    """Time a live session: percentiles of a frame, its first half minute against its last, memory at both."""
+    """Measure a live session: a frame's percentiles, its stages, starts, memory, exact counts; beginning and end."""
     from voicechat_core.bench import bench as run
     from voicechat_core.bench import bench_json, bench_text, context_effect
     from voicechat_core.compilation import check_compile
@@ -335,12 +337,15 @@ def bench(
     from voicechat_core.voicechat import load
 
     wanted, compiling = check_precision(precision), check_compile(compile)
-    count = frames if minutes is None else max(4, round(minutes * 750))
+    count = frames if minutes is None else max(warmup + 2, round(minutes * 750))
     if effect and tts_context_frames is None:
         raise InputError("--effect measures --tts-context-frames: give that too")
-    voicechat = load(locate(model), precision=wanted, compile=compiling)
+    directory, began = locate(model), time.perf_counter()
+    voicechat = load(directory, precision=wanted, compile=compiling)
+    took = 1000 * (time.perf_counter() - began)
+    options: dict[str, Any] = {"warmup": warmup, "tts_context_frames": tts_context_frames, "load_ms": took}
     with progress("frames") as report:
-        found = run(voicechat, frames=count, tts_context_frames=tts_context_frames, progress=report)
+        found = run(voicechat, frames=count, progress=report, **options)
     changed = context_effect(voicechat, count, tts_context_frames) if effect and tts_context_frames else None
     _say(json.dumps(bench_json(found, changed)) if as_json else bench_text(found, changed))
 
