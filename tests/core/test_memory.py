@@ -1,13 +1,19 @@
 """What a session holds: the formula against sessions, exactly."""
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.core.checkpoints import PUBLISHED, write_hollow
 from voicechat_core import VoiceChat, load
+from voicechat_core.config import VoiceChatConfig
 from voicechat_core.memory import Growth, filled_bytes
+from voicechat_core.model import Networks
 from voicechat_core.session import Session
+from voicechat_core.synthetic import preset_config
 
 
 def after(voicechat: VoiceChat, frames: int, prompt: str = "") -> Session:
@@ -23,6 +29,20 @@ def test_the_formula_by_hand(tiny: VoiceChat) -> None:
     language, speech = 1 * 2 * (2 * 32) * 4, 7 * 2 * 2 * (4 * 16) * 4
     assert Growth.of(tiny.model) == Growth(language, speech)
     assert Growth.of(tiny.model).a_minute == 750 * (language + speech)
+
+
+@pytest.mark.parametrize(
+    ("name", "language", "speech"), [("mid", 2048, 64512), ("deep", 1024, 28672), ("published", 32768, 516096)]
+)
+def test_the_sizes_in_the_docs(name: str, language: int, speech: int, tmp_path: Path) -> None:
+    """Of networks without weights: shapes are enough."""
+    if name == "published":
+        write_hollow(tmp_path, PUBLISHED, 0)
+        config = VoiceChatConfig.from_file(tmp_path / "config.json")
+    else:
+        config = preset_config(name)
+    model: Any = SimpleNamespace(networks=Networks(config))
+    assert Growth.of(model) == Growth(language, speech)
 
 
 def test_in_bfloat16_it_is_half(tiny: VoiceChat, tiny_path: Path) -> None:

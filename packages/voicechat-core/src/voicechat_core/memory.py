@@ -2,7 +2,7 @@
 
 A state is what does not grow (the state space layers, convolutions, perception's window) and the keys and values of
 past positions: the language model's of prompt and frames, the speech decoder's of the voice prompt and what follows.
-Buffers of keys and values have room for up to twice what is in them; a snapshot has what is in them.
+Buffers of keys and values have room for up to twice what is in them, and for at least 256 positions.
 """
 
 from collections.abc import Iterator
