@@ -93,7 +93,8 @@ class VoiceChatModel:
     """Networks, vocabularies, and the tables derived from both.
 
     ``subword_table`` is ``[vocabulary + 1, H]``: the speech decoder's conditioning vector of every text id, so
-    that a frame looks its token up on the device and the host need not wait for it.
+    that a frame looks its token up on the device and the host need not wait for it. ``compiled`` says whether the steps
+    of a frame are to be compiled; it changes values by rounding only.
     """
 
     config: VoiceChatConfig
