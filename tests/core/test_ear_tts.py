@@ -113,7 +113,7 @@ def test_log_standard_deviation_has_a_lower_bound_and_no_upper() -> None:
     head = network(config()).mog_head
     x = mx.random.normal((200, 1, WIDTH), key=mx.random.key(0))
     raw = np.array(head.proj_logs(x))
-    _, log_std = head.gaussian(x, mx.zeros((200, 1), mx.int32))
+    _, log_std = head.gaussian(x, mx.zeros((200, 1), mx.int32), *head.project(x)[1:])
     assert raw.min() < -1
     assert raw.max() > 1
     assert np.array_equal(np.array(log_std), np.maximum(raw, -1.0))
