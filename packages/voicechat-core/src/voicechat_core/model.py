@@ -13,6 +13,7 @@ import mlx.nn as nn
 import numpy as np
 
 from voicechat_core.config import VoiceChatConfig
+from voicechat_core.frame import FrameSteps
 from voicechat_core.nn.char_table import CharTable
 from voicechat_core.nn.codec import Codec
 from voicechat_core.nn.ear_tts import EarTTS, EarTtsState
@@ -101,10 +102,17 @@ class VoiceChatModel:
     rnnt_vocabulary: RnntVocabulary
     chars: CharTable
     subword_table: mx.array
+    compiled: bool = False
 
     @classmethod
     def from_networks(
-        cls, config: VoiceChatConfig, networks: Networks, tokenizer: Tokenizer, rnnt_vocabulary: RnntVocabulary
+        cls,
+        config: VoiceChatConfig,
+        networks: Networks,
+        tokenizer: Tokenizer,
+        rnnt_vocabulary: RnntVocabulary,
+        *,
+        compiled: bool = False,
     ) -> "VoiceChatModel":
         """Derive the tables: one pass of the character encoder over the whole vocabulary.
 
@@ -114,7 +122,13 @@ class VoiceChatModel:
         chars = char_table(config, tokenizer)
         networks.tts_model.tts_model.embed_subword.check(chars)
         table = networks.tts_model.tts_model.subword_table(chars)
-        return cls(config, networks, tokenizer, rnnt_vocabulary, chars, table)
+        mx.eval(table)  # a constant of compiled steps
+        return cls(config, networks, tokenizer, rnnt_vocabulary, chars, table, compiled)
+
+    @cached_property
+    def steps(self) -> FrameSteps:
+        """The four steps of a frame; ``compiled`` says in which form."""
+        return FrameSteps(self.config, self.networks, self.subword_table, compiled=self.compiled)
 
     @property
     def silence_codes(self) -> mx.array:

@@ -17,7 +17,7 @@ from voicechat_core.config import TtsConfig
 from voicechat_core.nn.char_encoder import CharAwareSubwordEncoder
 from voicechat_core.nn.char_table import CharTable
 from voicechat_core.nn.derived import Derived
-from voicechat_core.nn.gemma import Decoder, RMSNorm
+from voicechat_core.nn.gemma import At, Decoder, RMSNorm
 from voicechat_core.nn.kv_cache import KVCache
 from voicechat_core.nn.linear import Linear
 from voicechat_core.nn.mog_head import MogHead
@@ -197,8 +197,18 @@ class EarTTS(nn.Module):
 
         Returns this frame's codes ``[1, 1, Q]`` int32, the hidden states ``[rows, 1, H]`` and the new state.
         """
-        hidden, state = self.advance(self.embed_codes(codes), condition, state)
-        return self.sample(hidden, draws), hidden, state
+        return self.decode(condition, codes, draws, state, self.reserve(state))
+
+    def reserve(self, state: EarTtsState) -> tuple[At, ...]:
+        """Make room for one position and count it: what ``decode`` needs to know of it. ``state`` changes."""
+        return self.backbone.reserve(state.caches)
+
+    def decode(
+        self, condition: mx.array, codes: mx.array, draws: Draws, state: EarTtsState, at: tuple[At, ...]
+    ) -> tuple[mx.array, mx.array, EarTtsState]:
+        """``step`` at the position that was reserved: arrays only, of shapes that stay."""
+        hidden, caches = self.backbone.decode(self.fuse(self.embed_codes(codes), condition), state.caches, at)
+        return self.sample(hidden, draws), hidden, EarTtsState(caches)
 
     def sample(self, hidden: mx.array, draws: Draws) -> mx.array:
         """One frame's codes ``[1, 1, Q]`` int32 from its hidden states ``[rows, 1, H]``."""

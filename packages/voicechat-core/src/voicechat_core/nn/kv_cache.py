@@ -9,15 +9,19 @@ its length. There are three kinds of memory:
   is moved or copied again, and a step attends to what is kept, however long the session.
 
 Keys come rotated by their positions, so attention does not care in which order they lie.
+
+Many positions at once are an ``append``. A single one, a frame of a session under way, is a ``reserve``, which moves
+the counters on and is the host's, and a ``store``, which is arrays only: its graph depends on the capacity alone.
 """
 
 from dataclasses import dataclass, replace
 
 import mlx.core as mx
+import numpy as np
 
 from voicechat_core.errors import InputError
 
-__all__ = ["KVCache", "append", "attention_mask", "bounded", "new_kv_cache", "rewound"]
+__all__ = ["KVCache", "Place", "append", "attention_mask", "bounded", "new_kv_cache", "reserve", "rewound", "store"]
 
 # The smallest buffer, 20 s of frames; all others are this times a power of two, or end with a full ring.
 BLOCK = 256
@@ -69,6 +73,44 @@ def append(
     result = replace(cache, length=max(cache.length, start + n), position=cache.position + n)
     kept = slice(_first_visible(result, n, window), result.length)
     return result, result.keys[:, :, kept], result.values[:, :, kept]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where one position's keys and values go, and what its query sees: the slots from ``first`` to ``end``."""
+
+    slot: int
+    first: int
+    end: int
+    capacity: int
+    position: int
+
+    def arrays(self) -> tuple[mx.array, mx.array]:
+        """The slot ``[1]`` int32, and which slots are seen ``[1, 1, 1, capacity]``: the mask of an attention."""
+        seen = np.zeros((1, 1, 1, self.capacity), bool)
+        seen[..., self.first : self.end] = True
+        return mx.array([self.slot], mx.int32), mx.array(seen)
+
+
+def reserve(cache: KVCache, window: int | None = None) -> Place:
+    """Make room for one more position and count it; what ``append`` would do, but for the keys and values themselves.
+
+    ``cache`` changes. Its slot holds nothing sensible until ``store`` has been called.
+    """
+    if cache.newest is None:
+        roomy, slot = _with_room(cache, 1, window)
+    else:
+        roomy, slot = _with_room_in_ring(cache, 1, _ring_slots(cache.newest, window))
+    cache.keys, cache.values, cache.position = roomy.keys, roomy.values, cache.position + 1
+    cache.length = max(roomy.length, slot + 1)
+    first = _first_visible(cache, 1, window)
+    return Place(slot, first, cache.length, cache.keys.shape[2], cache.position - 1)
+
+
+def store(cache: KVCache, keys: mx.array, values: mx.array, slot: mx.array) -> KVCache:
+    """The cache with one position ``[B, H, 1, D]`` in ``slot`` ``[1]``; counters as they are. Consumes ``cache``."""
+    kept = [mx.slice_update(old, new, slot, axes=(2,)) for old, new in ((cache.keys, keys), (cache.values, values))]
+    return replace(cache, keys=kept[0], values=kept[1])
 
 
 def _first_visible(cache: KVCache, n: int, window: int | None) -> int:
