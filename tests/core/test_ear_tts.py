@@ -291,6 +291,15 @@ def test_derived_value_is_computed_once_for_an_array() -> None:
     assert len(calls) == 2
 
 
+def test_derived_value_of_what_is_traced_is_part_of_the_graph_and_not_kept() -> None:
+    derived, a, b = Derived(lambda x: 2 * x), mx.array(1.0), mx.array(5.0)
+    assert derived(a).item() == 2
+    double = mx.compile(lambda x: derived(x) + derived(a))
+    assert double(b).item() == 12
+    assert double(mx.array(7.0)).item() == 16
+    assert derived(a).item() == 2
+
+
 def test_norm_rounds_bfloat16_once() -> None:
     norm, x = RMSNorm(256), mx.random.normal((8, 256), key=mx.random.key(0)).astype(mx.bfloat16)
     norm.weight = mx.random.normal((256,), key=mx.random.key(1))

@@ -15,7 +15,7 @@ import mlx.nn as nn
 import numpy as np
 
 from voicechat_core.config import TtsConfig
-from voicechat_core.nn.derived import Derived
+from voicechat_core.nn.derived import Derived, is_traced
 from voicechat_core.nn.kv_cache import (
     KVCache,
     Place,
@@ -36,15 +36,6 @@ __all__ = ["At", "Decoder", "Derived", "GatedMLP", "RMSNorm", "merge_heads", "ro
 def gelu(x: mx.array) -> mx.array:
     """The tanh form; the exact one differs by 5e-4. A cube by products: MLX's ``**`` takes most of its form's time."""
     return 0.5 * x * (1 + mx.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)))
-
-
-def is_traced(x: mx.array) -> bool:
-    """Whether ``x`` is an input of a function that is being compiled: it has no value then."""
-    try:
-        mx.eval(x)
-    except ValueError:
-        return True
-    return False
 
 
 def one_plus(weight: mx.array) -> mx.array:
@@ -82,7 +73,7 @@ class GatedMLP(nn.Module):
         return self.down_proj(gelu(gate) * up)
 
     def _gate_and_up(self, x: mx.array) -> tuple[mx.array, ...]:
-        if is_traced(self.gate_proj.weight):  # by training: the weights are its graph's inputs, and stay as they lie
+        if is_traced(self.gate_proj.weight):  # by training: inputs of its graph, which stay as they lie
             return self.gate_proj(x), self.up_proj(x)
         return tuple(mx.split(self._joint(x), 2, axis=-1))
 
