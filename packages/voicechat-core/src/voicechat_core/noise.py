@@ -6,7 +6,8 @@ whatever else the process draws change nothing, and there is no position to rest
 
 import math
 import operator
-from functools import partial
+from collections.abc import Callable
+from functools import cache, partial
 from numbers import Integral
 from typing import Protocol, SupportsIndex
 
@@ -68,8 +69,7 @@ class KeyedNoise:
 
     def __init__(self, seed: int, config: TtsConfig, *, compiled: bool = False) -> None:
         self.seed = check_seed(seed)
-        draw = partial(_draw, _shape(config), tuple(mx.array(bound) for bound in BOUNDS))
-        self._numbers = mx.compile(draw) if compiled else draw
+        self._numbers = _drawing(_shape(config), compiled)
 
     def prompt_step(self, ordinal: int) -> Draws:
         """Draws of a step taken over the system prompt."""
@@ -83,6 +83,12 @@ class KeyedNoise:
         # SeedSequence mixes all three well, and NumPy promises that its words never change.
         words = np.random.SeedSequence(seed, spawn_key=(kind, number)).generate_state(2, np.uint32)
         return self._numbers(mx.array(words))
+
+
+@cache  # every session's: compiled once
+def _drawing(shape: tuple[int, int, int], compiled: bool) -> Callable[[mx.array], Draws]:
+    draw = partial(_draw, shape, tuple(mx.array(bound) for bound in BOUNDS))
+    return mx.compile(draw) if compiled else draw
 
 
 def _draw(shape: tuple[int, int, int], bounds: tuple[mx.array, ...], key: mx.array) -> Draws:

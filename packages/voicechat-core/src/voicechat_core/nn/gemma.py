@@ -175,9 +175,11 @@ class Attention(nn.Module):
 
     def __call__(self, x: mx.array, cache: KVCache) -> tuple[mx.array, KVCache]:
         """New positions ``[B, n, width]`` after those of ``cache`` -> ``[B, n, width]`` and the cache with them."""
-        queries = self._rotate(self.q_norm(split_heads(self.q_proj(x), self.heads)), cache.position)
-        keys = self._rotate(self.k_norm(split_heads(self.k_proj(x), self.kv_heads)), cache.position)
-        cache, keys, values = append(cache, keys, split_heads(self.v_proj(x), self.kv_heads), self.window)
+        heads = split_heads(self._joint(x), self.heads + 2 * self.kv_heads)
+        queries, keys, values = mx.split(heads, [self.heads, self.heads + self.kv_heads], axis=1)
+        queries = self._rotate(self.q_norm(queries), cache.position)
+        keys = self._rotate(self.k_norm(keys), cache.position)
+        cache, keys, values = append(cache, keys, values, self.window)
         mask = attention_mask(queries.shape[2], keys.shape[2], self.window)
         y = mx.fast.scaled_dot_product_attention(queries, keys, values, scale=self.scale, mask=mask)
         return self.o_proj(merge_heads(y)), cache
