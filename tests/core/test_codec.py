@@ -1,5 +1,7 @@
 """The codec without goldens: the head's known samples, bounds, state, control codes, and what is refused."""
 
+import math
+
 import mlx.core as mx
 import msgspec
 import numpy as np
@@ -8,11 +10,12 @@ from mlx.utils import tree_flatten, tree_unflatten
 
 from voicechat_core.config import CodecConfig
 from voicechat_core.errors import InputError, ModelError
+from voicechat_core.nn import cores
 from voicechat_core.nn import state as states
-from voicechat_core.nn.codec import Codec
-from voicechat_core.nn.convnext import BlockConv1d, BlockConvTranspose1d
+from voicechat_core.nn.codec import Codec, CodecState
+from voicechat_core.nn.convnext import BlockConv1d, BlockConvTranspose1d, DepthwiseConv1d, gelu
 from voicechat_core.nn.layout import to_checkpoint
-from voicechat_core.nn.stft import Stft, overlap_add
+from voicechat_core.nn.stft import Stft, full_overlap, overlap_add
 
 TINY = CodecConfig(base_channels=4, blocks_per_stage=1, latent_dim=6, num_quantizers=3, codebook_size=8)
 FRAME = TINY.frame_samples
@@ -122,6 +125,35 @@ def test_overlap_add() -> None:
     assert overlap_add(columns, 2)[0].tolist() == [1, 2, 13, 24, 130, 240, 300, 400]
 
 
+def test_full_overlap_is_the_middle_of_overlap_add() -> None:
+    columns = mx.array(np.random.default_rng(0).standard_normal((2, 9, 16)), mx.float32)
+    hops = full_overlap(columns, 4)
+    assert hops.shape == (2, 6, 4)
+    assert mx.allclose(hops.reshape(2, -1), overlap_add(columns, 4)[:, 12:-12], atol=1e-6)
+
+
+# ---- elementwise parts
+
+
+def test_gelu_is_the_exact_one() -> None:
+    """Against a float64 rendering; an approximation by tanh is 5e-4 away."""
+    x = np.concatenate([np.linspace(-12, 12, 24001), [0.0, 1e-30, -1e-30, 1e9, -1e9, 1e30, -1e30]]).astype(np.float32)
+    expected = np.array([v * 0.5 * math.erfc(-v / math.sqrt(2)) for v in x.astype(np.float64)])
+    found = np.array(gelu(mx.array(x)), np.float64)
+    assert (np.abs(found - expected) / np.maximum(1, np.abs(expected))).max() < 4e-7
+    assert found[24001] == 0
+    assert mx.isnan(gelu(mx.array(math.nan))).item()
+
+
+def test_depthwise_sums_are_mlx_s_convolution() -> None:
+    draw = np.random.default_rng(0)
+    x, conv = mx.array(draw.standard_normal((2, 14, 3)), mx.float32), DepthwiseConv1d(3, 7)
+    for _ in range(2):  # also with other weights than the first
+        conv.weight = mx.array(draw.standard_normal(conv.weight.shape), mx.float32)
+        conv.bias = mx.array(draw.standard_normal(3), mx.float32)
+        assert mx.allclose(conv(x), mx.conv1d(x, conv.weight, groups=3) + conv.bias, atol=1e-5)
+
+
 # ---- convolutions whose stride is their kernel
 
 
@@ -218,6 +250,40 @@ def test_encoding_looks_ahead_six_samples(codec: Codec) -> None:
     assert mx.abs(short[:, 3] - long[:, 3]).max().item() > 1e-4
 
 
+def compiled(codec: Codec, silence: mx.array, state: CodecState):
+    """A frame as one compiled function of arrays."""
+
+    def frame(codes: mx.array, arrays: list[mx.array]) -> tuple[mx.array, list[mx.array]]:
+        *tails, columns = arrays
+        samples, after = codec.step(codec.replace_control_codes(codes, silence), CodecState(tails, columns))
+        return samples, [*after.tails, after.columns]
+
+    return mx.compile(frame), [*state.tails, state.columns]
+
+
+@pytest.mark.parametrize("work", [cores.WORTH_IT, 0])  # on one stream, on two
+def test_a_compiled_step_is_the_step(work: int, codec: Codec, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Within 1e-6: the C++ compiler may join a product and a sum into one rounding."""
+    monkeypatch.setattr(cores, "WORTH_IT", work)
+    monkeypatch.setattr(cores, "CORES", 2)
+    codes, state = random_codes(5), codec.new_state()
+    frame, arrays = compiled(codec, SILENCE, codec.new_state())
+    for t in range(5):
+        eager, state = codec.step(codes[:, t : t + 1], state)
+        samples, arrays = frame(codes[:, t : t + 1], arrays)
+        assert mx.abs(samples - eager).max().item() < 1e-6
+    for ours, theirs in zip(arrays, [*state.tails, state.columns], strict=True):
+        assert mx.allclose(ours, theirs, atol=1e-5)
+
+
+def test_two_streams_give_what_one_gives(codec: Codec, monkeypatch: pytest.MonkeyPatch) -> None:
+    codes = random_codes(4, batch=2)
+    whole = codec.decode(codes)
+    monkeypatch.setattr(cores, "WORTH_IT", 0)
+    monkeypatch.setattr(cores, "CORES", 2)
+    assert mx.abs(codec.decode(codes) - whole).max().item() < 1e-6
+
+
 # ---- codes
 
 
@@ -234,6 +300,28 @@ def test_dequantizing_is_a_sum_of_centres(codec: Codec) -> None:
     books = [np.array(book, np.float64) for book in codec.prvq.mus_list]
     expected = sum(books[q][np.array(codes[0, :, q])] for q in range(3))
     assert np.abs(np.array(codec.dequantize(codes)[0]) - expected).max() < 1e-6
+
+
+def test_codebooks_are_held_once_and_followed() -> None:
+    """Laid out side by side they are views of one array; a replaced one is laid out anew."""
+    codec, codes = random_codec(), random_codes(3)
+    before, held = codec.dequantize(codes), mx.get_active_memory()
+    mx.eval(before)
+    for _ in range(3):
+        assert mx.array_equal(codec.dequantize(codes), before)
+    assert mx.get_active_memory() - held < codec.prvq.mus_list[0].nbytes * 2
+    codec.prvq.mus_list[1] = codec.prvq.mus_list[1] + 1
+    assert mx.allclose(codec.dequantize(codes), before + 1, atol=1e-6)
+
+
+def test_shared_codebooks_are_those_of_the_array() -> None:
+    codec, codes = random_codec(), random_codes(3)
+    stack = mx.array(np.random.default_rng(5).standard_normal((3, 8, 6)), mx.float32)
+    codec.prvq.share(stack)
+    assert all(mx.array_equal(book, own) for book, own in zip(codec.prvq.mus_list, stack, strict=True))
+    expected = sum(np.array(stack[q], np.float64)[np.array(codes[0, :, q])] for q in range(3))
+    assert np.abs(np.array(codec.dequantize(codes)[0]) - expected).max() < 1e-6
+    assert [name for name, _ in tree_flatten(codec.prvq.parameters())] == [f"mus_list.{q}" for q in range(3)]
 
 
 def test_half_precision_input_is_computed_in_float32(codec: Codec) -> None:

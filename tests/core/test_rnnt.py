@@ -7,7 +7,7 @@ from mlx.utils import tree_map
 
 from voicechat_core.config import DecoderConfig, JointConfig
 from voicechat_core.errors import ModelError
-from voicechat_core.nn.rnnt import RnntDecoder, RnntJoint, greedy_decode, greedy_step
+from voicechat_core.nn.rnnt import RnntDecoder, RnntJoint, greedy_decode, greedy_step, propose, resolve
 from voicechat_core.nn.state import copy
 
 CLASSES, HIDDEN, JOINT, DIM = 12, 8, 10, 6
@@ -108,6 +108,40 @@ def test_frames_one_by_one_give_the_labels_of_the_clip() -> None:
         labels += found
         state = copy(state)
     assert labels == greedy_decode(decoder, joint, encoded, 10)[0]
+
+
+def test_a_proposal_resolved_later_is_the_step() -> None:
+    """With a wait for each label and one for the blank, and none before it is resolved."""
+    decoder, joint = networks(blank_bias=2.5)
+    encoded = frames(30)
+    state, other, counts = decoder.new_state(), decoder.new_state(), set[int]()
+    for t in range(30):
+        pending = propose(decoder, joint, encoded[:, t : t + 1], state)
+        assert (pending.best.shape, pending.best.dtype) == ((), mx.int32)
+        later = mx.square(encoded).sum()  # other work, queued behind it
+        found, state, waits = resolve(decoder, joint, pending, 4)
+        expected, other = greedy_step(decoder, joint, encoded[:, t : t + 1], other, 4)
+        assert found == expected
+        assert waits == min(len(found) + 1, 4)
+        assert later.item() > 0
+        counts.add(len(found))
+    assert mx.array_equal(state.h, other.h)
+    assert min(counts) == 0 < max(counts)
+
+
+def test_special_labels_are_waited_for() -> None:
+    decoder, joint = networks(blank_bias=-1e6)
+    everything = frozenset(range(CLASSES))
+    found, _, waits = resolve(decoder, joint, propose(decoder, joint, frames(1), decoder.new_state()), 3, everything)
+    assert (found, waits) == ([], 3)
+
+
+def test_replaced_weights_are_followed() -> None:
+    decoder, other = networks()[0], networks(seed=7)[0]
+    labels = mx.array([[3, 0, 11]])
+    decoder(labels)
+    decoder.update(other.parameters())
+    np.testing.assert_array_equal(np.array(decoder(labels)[0]), np.array(other(labels)[0]))
 
 
 def test_without_blank_every_frame_has_the_most_symbols_allowed() -> None:

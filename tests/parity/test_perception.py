@@ -92,8 +92,9 @@ def test_subsampling_and_every_layer(perception, stage):
     x = encoder.pre_encode(mel_of(stage), length)
     assert error(x, stage["pre_encode"]) <= TOLERANCE
     valid = mx.arange(x.shape[1])[:, None] < encoded_length(length)
+    heard = encoder.heard(encoder.new_heard(), x.shape[1])
     for i, layer in enumerate(encoder.layers):
-        x, _ = layer(x, layer.new_state(), valid)
+        x, _ = layer(x, layer.new_state(), heard, valid)
         assert error(x, stage[f"layer{i}"]) <= TOLERANCE
     assert error(encoder(mel_of(stage), length), stage["encoded"]) <= TOLERANCE
 

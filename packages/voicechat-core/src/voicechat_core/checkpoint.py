@@ -141,8 +141,7 @@ def _fill(contents: Contents, precision: Precision) -> None:
     once = _codebooks_once(tensors, contents.config)
     assign(networks, tensors, optional=(*contents.optional, *once), dtypes=wanted)
     if once:
-        networks.tts_model.audio_codec.prvq.mus_list = list(networks.tts_model.tts_model.rvq_embs)
-        mx.eval(networks.tts_model.audio_codec.prvq.mus_list)  # what is pending belongs to this thread
+        networks.tts_model.audio_codec.prvq.share(networks.tts_model.tts_model.rvq_embs)
 
 
 def examine(directory: Path, config: VoiceChatConfig, *, transcript: bool = True) -> Contents:

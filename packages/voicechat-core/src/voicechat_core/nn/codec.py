@@ -116,7 +116,7 @@ class Codec(nn.Module):
 
     def dequantize(self, codes: mx.array) -> mx.array:
         """Codes ``[B, T, Q]``, each below the codebook size, to latents ``[B, T, L]`` float32."""
-        return self.prvq.dequantize(codes).astype(mx.float32)
+        return self.prvq.dequantize(codes)
 
     def replace_control_codes(self, codes: mx.array | np.ndarray, silence: mx.array) -> mx.array:
         """Each control code of ``[..., Q]`` becomes its own codebook's entry of ``silence [Q]``; the others stay.

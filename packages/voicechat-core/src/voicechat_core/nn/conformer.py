@@ -4,19 +4,23 @@ Layers after Gulati et al. 2020 (two half feed-forwards around attention and con
 after Rekesh et al. 2023, relative positions after Dai et al. 2019. A frame sees itself and the 70 before it, and
 its convolutions reach back only, so that one code path serves a whole clip, a block of frames and a single one:
 the whole clip is the step that starts from nothing.
+
+A state has the same shape from the first frame on: the keys and values of 70 frames, zeros before the first, and one
+row for all layers that hides those zeros. So a step of one frame is compiled once, and knows no counter.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, cast
 
 import mlx.core as mx
 import mlx.nn as nn
 
 from voicechat_core.config import EncoderConfig
-from voicechat_core.nn.kv_cache import KVCache, append, attention_mask, new_kv_cache
+from voicechat_core.nn.folded import Folded
 from voicechat_core.nn.layout import Axes, CheckpointLayout
-from voicechat_core.nn.linear import Linear
+from voicechat_core.nn.linear import Joined, Linear
 from voicechat_core.nn.subsampling import ConvSubsampling, SubsamplingState, encoded_length
 
 __all__ = ["ConformerEncoder", "ConformerLayer", "EncoderState", "LayerState", "RelPositionAttention"]
@@ -38,6 +42,10 @@ class FeedForward(nn.Module):
     def __call__(self, x: mx.array) -> mx.array:
         return self.linear2(nn.silu(self.linear1(x)))
 
+    def add_half(self, x: mx.array, residual: mx.array) -> mx.array:
+        """``residual`` and half of what this gives for ``x``."""
+        return self.linear2.add(nn.silu(self.linear1(x)), residual, alpha=0.5)
+
 
 class PointwiseConv1d(CheckpointLayout, nn.Module):
     """Convolution of width 1 over ``[B, T, C]``: a matrix product on the channels."""
@@ -49,7 +57,13 @@ class PointwiseConv1d(CheckpointLayout, nn.Module):
         self.weight = mx.zeros((channels_out, 1, channels_in))
 
     def __call__(self, x: mx.array) -> mx.array:
-        return x.astype(self.weight.dtype) @ self.weight[:, 0].T
+        return x.astype(self.weight.dtype) @ self.weight.squeeze(1).T
+
+    def add(self, x: mx.array, residual: mx.array) -> mx.array:
+        """``residual + self(x)``, in one operation where they have one dtype."""
+        if residual.dtype != self.weight.dtype:
+            return residual + self(x)
+        return mx.addmm(residual, x.astype(self.weight.dtype), self.weight.squeeze(1).T)
 
 
 class DepthwiseConv1d(CheckpointLayout, nn.Module):
@@ -76,14 +90,17 @@ class ConformerConvolution(nn.Module):
         self.batch_norm = nn.LayerNorm(channels)  # the checkpoint's name; with conv_norm_type "layer_norm" it is one
         self.pointwise_conv2 = PointwiseConv1d(channels, channels)
 
-    def __call__(self, x: mx.array, before: mx.array, valid: mx.array | None = None) -> tuple[mx.array, mx.array]:
-        """Frames ``[B, n, D]`` after the gated frames ``before`` -> output and the gated frames to keep."""
+    def add(
+        self, x: mx.array, residual: mx.array, before: mx.array, valid: mx.array | None = None
+    ) -> tuple[mx.array, mx.array]:
+        """Frames ``[B, n, D]`` after the gated frames ``before`` -> ``residual`` and the output; the frames to keep."""
         gated = nn.glu(self.pointwise_conv1(x))
         if valid is not None:
             gated = mx.where(valid, gated, 0)
         rows = mx.concatenate([before, gated], axis=1)
         y = nn.silu(self.batch_norm(self.depthwise_conv(rows)))
-        return self.pointwise_conv2(y), rows[:, x.shape[1] :]
+        # A slice: the ``n`` rows before it stay alive with it, in a live step one.
+        return self.pointwise_conv2.add(y, residual), rows[:, x.shape[1] :]
 
 
 def sinusoids(positions: mx.array, dim: int) -> mx.array:
@@ -101,10 +118,20 @@ def skew(x: mx.array) -> mx.array:
     return x.flatten(-2)[..., : n * width].reshape(*axes, n, width)
 
 
+def near(n: int, window: int) -> mx.array:
+    """Which of ``window - 1 + n`` keys each of the last n positions may see: ``[n, window - 1 + n]``."""
+    ahead = mx.arange(window - 1 + n) - mx.arange(n)[:, None]
+    return (ahead >= 0) & (ahead < window)
+
+
 class RelPositionAttention(nn.Module):
     """Attention to this frame and the ``context`` before it, with Transformer-XL's relative positions.
 
-    Score of a key r frames back: ``((q + u) . k + (q + v) . p_r) / sqrt(head_dim)``.
+    Score of a key r frames back: ``((q + u) . k + (q + v) . p_r) / sqrt(head_dim)``. As u is the bias of the queries,
+    it is ``(q' . k + q' . p_r + (v - u) . p_r) / sqrt(head_dim)``, and the last term is a constant.
+
+    The state is ``[2, B, H, window - 1, d]``: keys and values of the frames before, zeros before the first. ``heard``
+    ``[window - 1 + n]`` is added to the scores of these and of the n new ones: 0, or -inf for what was never there.
     """
 
     def __init__(self, config: EncoderConfig) -> None:
@@ -119,50 +146,76 @@ class RelPositionAttention(nn.Module):
         self.linear_pos = Linear(dim, dim, bias=False)
         self.pos_bias_u = mx.zeros((self._heads, self._head_dim))
         self.pos_bias_v = mx.zeros((self._heads, self._head_dim))
-        self._table: tuple[mx.array, mx.array] | None = None
+        self._joint = Joined(self.linear_q, self.linear_k, self.linear_v)
+        self._bias = Folded(lambda u: mx.pad(u.flatten(), (0, 2 * u.size)))
+        self._positions = Folded(self._tables)
 
-    def new_state(self, batch: int = 1) -> KVCache:
-        """No frame seen yet."""
-        return new_kv_cache(batch, self._heads, self._head_dim, self.linear_k.dtype)
+    @property
+    def dtype(self) -> mx.Dtype:
+        """What keys and scores are computed in."""
+        return self.linear_k.dtype
 
-    def __call__(self, x: mx.array, state: KVCache) -> tuple[mx.array, KVCache]:
-        """The next n frames ``[B, n, D]``, by blocks of queries, each with the keys that it can see."""
-        q, k, v = (self._split(linear(x)) for linear in (self.linear_q, self.linear_k, self.linear_v))
-        state, k, v = append(state, k, v, self._window)
-        n, seen = q.shape[2], k.shape[2] - q.shape[2]
-        parts = []
-        for start in range(0, n, QUERY_BLOCK):
-            end = min(start + QUERY_BLOCK, n)
-            first = max(0, seen + start - (self._window - 1))
-            keys, values = (y[:, :, first : seen + end] for y in (k, v))
-            parts.append(self._attend(q[:, :, start:end], keys, values))
-        y = mx.concatenate(parts, axis=2)
-        return self.linear_out(y.swapaxes(1, 2).flatten(2)), state
+    def new_state(self, batch: int = 1) -> mx.array:
+        """No frame heard yet."""
+        return mx.zeros((2, batch, self._heads, self._window - 1, self._head_dim), self.dtype)
 
-    def _attend(self, q: mx.array, k: mx.array, v: mx.array) -> mx.array:
-        """The last n of m positions look at all m: ``[B, H, n, d]``."""
-        n, m = q.shape[2], k.shape[2]
-        scale = self._head_dim**-0.5
-        # Column s of the product is distance window - 1 - s; skewed, it is the key at that distance from its row.
-        # With fewer keys than the window holds, the missing ones are the oldest: the leftmost columns.
-        by_distance = (q + self.pos_bias_v[:, None]) @ self._positions().astype(q.dtype).swapaxes(1, 2)
-        scores = skew(by_distance)[..., -m:] * scale
-        visible = attention_mask(n, m, self._window)
-        if visible is not None:
-            scores = mx.where(visible, scores, -mx.inf)
-        return mx.fast.scaled_dot_product_attention(q + self.pos_bias_u[:, None], k, v, scale=scale, mask=scores)
+    def constant(self) -> mx.array:
+        """The constant term of the scores, for the distances window - 1 ... 0: ``[H, 1, window]``."""
+        return self._of_positions()[1]
 
-    def _positions(self) -> mx.array:
-        """``p_r`` for the distances window - 1 ... 0: ``[H, window, d]``.
+    def __call__(self, x: mx.array, state: mx.array, heard: mx.array) -> tuple[mx.array, mx.array]:
+        """The next n frames ``[B, n, D]``."""
+        y, state = self.attend(x, state, heard)
+        return self.linear_out(y), state
 
-        It depends on a weight alone, so it is computed once for each weight the module is given.
+    def attend(
+        self, x: mx.array, state: mx.array, heard: mx.array, offset: mx.array | None = None
+    ) -> tuple[mx.array, mx.array]:
+        """What goes into ``linear_out``, by blocks of queries, each with the keys that it can see.
+
+        ``offset`` is the sum of ``constant()`` and ``heard``, if that is known and x is one frame.
         """
-        weight = self.linear_pos.weight
-        if self._table is None or self._table[0] is not weight:
-            distances = mx.arange(self._window - 1, -1, -1)
-            table = self.linear_pos(sinusoids(distances, self._heads * self._head_dim))
-            self._table = (weight, self._split(table[None])[0])
-        return self._table[1]
+        q, rows = mx.split(self._project(x), [1])
+        rows = mx.concatenate([state, rows], axis=3)
+        q, k, v = (y.squeeze(0) for y in (q, *mx.split(rows, 2)))
+        parts = []
+        for start in range(0, q.shape[2], QUERY_BLOCK):
+            end = min(start + QUERY_BLOCK, q.shape[2])
+            near_by = slice(start, end + self._window - 1)
+            scores = self._scores(q[:, :, start:end], heard[near_by], offset)
+            parts.append(
+                mx.fast.scaled_dot_product_attention(
+                    q[:, :, start:end], k[:, :, near_by], v[:, :, near_by], scale=self._head_dim**-0.5, mask=scores
+                )
+            )
+        y = parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=2)
+        return y.swapaxes(1, 2).flatten(2), rows[:, :, :, q.shape[2] :]
+
+    def _scores(self, q: mx.array, heard: mx.array, offset: mx.array | None) -> mx.array:
+        """What is added to the products of queries ``[B, H, n, d]`` and all keys in sight: ``[B, H, n, m]``."""
+        n = q.shape[2]
+        table, constant = self._of_positions()
+        if n == 1:
+            return mx.addmm(constant + heard if offset is None else offset, q, table)
+        # Column s is distance window - 1 - s; skewed, it is the key at that distance from its row.
+        return mx.where(near(n, self._window), skew(mx.addmm(constant, q, table)) + heard, -mx.inf)
+
+    def _project(self, x: mx.array) -> mx.array:
+        """Queries with their bias u, keys and values, ``[3, B, H, n, d]``."""
+        y = self._joint(x, self._bias(self.pos_bias_u).astype(self.dtype))
+        return mx.unflatten(y, -1, (3, self._heads, self._head_dim)).transpose(2, 0, 3, 1, 4)
+
+    def _of_positions(self) -> tuple[mx.array, mx.array]:
+        """``p_r / sqrt(head_dim)`` for the distances window - 1 ... 0 ``[H, d, window]``, and the constant term."""
+        tables: tuple[mx.array, mx.array] = self._positions(self.linear_pos.weight, self.pos_bias_u, self.pos_bias_v)
+        return tables
+
+    def _tables(self, _: mx.array, u: mx.array, v: mx.array) -> tuple[mx.array, mx.array]:
+        distances = mx.arange(self._window - 1, -1, -1)
+        p = self._split(self.linear_pos(sinusoids(distances, self._heads * self._head_dim))[None]).squeeze(0)
+        p = p.astype(mx.float32) * self._head_dim**-0.5
+        constant = (v - u).astype(mx.float32)[:, None] @ p.swapaxes(1, 2)
+        return p.swapaxes(1, 2).astype(self.dtype), constant.astype(self.dtype)
 
     def _split(self, x: mx.array) -> mx.array:
         """``[B, T, D] -> [B, H, T, d]``."""
@@ -173,7 +226,7 @@ class RelPositionAttention(nn.Module):
 class LayerState:
     """Keys and values of the frames still visible; the gated frames ``[B, width - 1, D]`` still under the filter."""
 
-    attention: KVCache
+    attention: mx.array
     conv: mx.array
 
 
@@ -199,26 +252,36 @@ class ConformerLayer(nn.Module):
         gated = mx.zeros((batch, *self._conv_state), self.conv.pointwise_conv1.weight.dtype)
         return LayerState(self.self_attn.new_state(batch), gated)
 
-    def __call__(self, x: mx.array, state: LayerState, valid: mx.array | None = None) -> tuple[mx.array, LayerState]:
-        """The next n frames ``[B, n, D]``.
+    def __call__(
+        self,
+        x: mx.array,
+        state: LayerState,
+        heard: mx.array,
+        valid: mx.array | None = None,
+        offset: mx.array | None = None,
+    ) -> tuple[mx.array, LayerState]:
+        """The next n frames ``[B, n, D]``; ``heard`` and ``offset`` are the attention's.
 
         ``valid`` ``[n, 1]`` marks frames that are not padding. Padding comes last, so no other frame can see it;
         NVIDIA lets it attend to nothing and hides it from its own convolution.
         """
-        x = x + 0.5 * self.feed_forward1(self.norm_feed_forward1(x))
-        attended, attention = self.self_attn(self.norm_self_att(x), state.attention)
-        x = x + (attended if valid is None else mx.where(valid, attended, 0))
-        convolved, conv = self.conv(self.norm_conv(x), state.conv, valid)
-        x = x + convolved
-        x = x + 0.5 * self.feed_forward2(self.norm_feed_forward2(x))
+        x = self.feed_forward1.add_half(self.norm_feed_forward1(x), x)
+        attended, attention = self.self_attn.attend(self.norm_self_att(x), state.attention, heard, offset)
+        if valid is None:
+            x = self.self_attn.linear_out.add(attended, x)
+        else:
+            x = x + mx.where(valid, self.self_attn.linear_out(attended), 0)
+        x, conv = self.conv.add(self.norm_conv(x), x, state.conv, valid)
+        x = self.feed_forward2.add_half(self.norm_feed_forward2(x), x)
         return self.norm_out(x), LayerState(attention, conv)
 
 
 @dataclass
 class EncoderState:
-    """What the encoder remembers between frames."""
+    """What the encoder remembers between frames; ``heard`` ``[window - 1]`` is -inf for frames that never were."""
 
     pre_encode: SubsamplingState
+    heard: mx.array
     layers: list[LayerState]
 
 
@@ -229,6 +292,9 @@ class ConformerEncoder(nn.Module):
         super().__init__()
         self.pre_encode = ConvSubsampling(config)
         self.layers = [ConformerLayer(config) for _ in range(config.n_layers)]
+        self._context = config.att_context_size[0]
+        self._present = mx.zeros((1,))
+        self._constants = Folded(lambda *constants: mx.stack(list(constants)))
 
     def __call__(self, mel: mx.array, length: int | None = None) -> mx.array:
         """A whole sequence: ``encoded_length(T)`` frames.
@@ -242,15 +308,25 @@ class ConformerEncoder(nn.Module):
         """The frames ``[B, T', D]`` of a whole sequence after each layer."""
         x = self.pre_encode(mel, length)
         valid = None if length is None else mx.arange(x.shape[1])[:, None] < encoded_length(length)
-        outputs = []
+        heard, outputs = self.heard(self.new_heard(), x.shape[1]), []
         for layer in self.layers:
-            x, _ = layer(x, layer.new_state(x.shape[0]), valid)
+            x, _ = layer(x, layer.new_state(x.shape[0]), heard, valid)
             outputs.append(x)
         return outputs
 
     def new_state(self, batch: int = 1) -> EncoderState:
         """No row seen yet."""
-        return EncoderState(self.pre_encode.new_state(batch), [layer.new_state(batch) for layer in self.layers])
+        layers = [layer.new_state(batch) for layer in self.layers]
+        return EncoderState(self.pre_encode.new_state(batch), self.new_heard(), layers)
+
+    def new_heard(self) -> mx.array:
+        """``heard`` before the first frame."""
+        return mx.full((self._context,), -mx.inf, self.layers[0].self_attn.dtype)
+
+    def heard(self, before: mx.array, frames: int) -> mx.array:
+        """The row of the frames before, and of n more, which are heard: ``[window - 1 + n]``."""
+        present = self._present if frames == 1 else mx.zeros((frames,))
+        return mx.concatenate([before, present.astype(before.dtype)])
 
     def step(self, mel: mx.array, state: EncoderState) -> tuple[mx.array, EncoderState]:
         """The next n frames, of ``1 + 8 (n - 1)`` rows in the first step and of ``8 n`` in every later one.
@@ -258,8 +334,16 @@ class ConformerEncoder(nn.Module):
         Raises ``InputError`` for any other number of rows.
         """
         x, pre_encode = self.pre_encode.step(mel, state.pre_encode)
-        layers = []
-        for layer, before in zip(self.layers, state.layers, strict=True):
-            x, after = layer(x, before)
+        heard = self.heard(state.heard, x.shape[1])
+        layers, offsets = [], self._offsets(heard, x.shape[1])
+        for layer, before, offset in zip(self.layers, state.layers, offsets, strict=True):
+            x, after = layer(x, before, heard, offset=offset)
             layers.append(after)
-        return x, EncoderState(pre_encode, layers)
+        return x, EncoderState(pre_encode, heard[x.shape[1] :], layers)
+
+    def _offsets(self, heard: mx.array, frames: int) -> Sequence[mx.array | None]:
+        """For each layer what one frame's scores begin with, ``[1, H, 1, window]``: one sum for all layers."""
+        if frames > 1:
+            return [None] * len(self.layers)
+        constants: mx.array = self._constants(*(layer.self_attn.constant() for layer in self.layers))
+        return cast("list[mx.array]", mx.split(constants + heard, len(self.layers)))

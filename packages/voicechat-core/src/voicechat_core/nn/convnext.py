@@ -6,20 +6,54 @@ Choices:
   Its weight lies in memory as that matmul wants it.
 * Only the depthwise convolution looks back. Its state is its last ``kernel - 1`` inputs; zeros at the start are
   the causal padding, so a whole sequence and a stream are one code path.
+* What is elementwise is one compiled operation. On a CPU it is also the fastest form: the depthwise sums take 0.35 ms
+  of 441 x 384 where ``conv1d`` takes 0.93, and the exact GELU 0.46 ms of 441 x 1536 where ``erf`` takes 14.7.
 """
 
+from functools import partial
 from typing import ClassVar
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx.nn import gelu  # the exact one, with erf
 
+from voicechat_core.nn.cores import by_halves
+from voicechat_core.nn.folded import Folded
 from voicechat_core.nn.layout import Axes, CheckpointLayout
 
-__all__ = ["BlockConv1d", "BlockConvTranspose1d", "ConvNeXt", "ConvStack", "DepthwiseConv1d"]
+__all__ = ["BlockConv1d", "BlockConvTranspose1d", "ConvNeXt", "ConvStack", "DepthwiseConv1d", "gelu"]
 
 NORM_EPS = 1e-6
 EXPANSION = 4
+
+# The polynomial p for which a / p(a)^8 is a * P(N > a) of the normal distribution, a >= 0: a least-squares fit, its
+# weights moved until the largest error was least, 4e-8.
+UPPER_TAIL = (
+    1.09050836, 0.108752006, 0.0488703962, 0.00931580656, 0.00112562546, 8.74820262e-05, 0.000118096158,
+    -2.03824896e-05, 3.35459722e-06,
+)  # fmt: skip
+
+
+@partial(mx.compile, shapeless=True)
+def gelu(x: mx.array) -> mx.array:
+    """The exact GELU, ``x * P(N < x)``, to float32's rounding (3.2e-7 at most below 1), without ``erf``.
+
+    As ``max(x, 0) - |x| P(N > |x|)``, so that what is approximated is at most 0.17; grouped by threes, which keeps the
+    chain of operations within one kernel.
+    """
+    a, square = mx.abs(x), mx.square(x)
+    cube = a * square
+    low, middle, high = ((c0 + c1 * a) + c2 * square for c0, c1, c2 in zip(*[iter(UPPER_TAIL)] * 3, strict=True))
+    p = (low + middle * cube) + high * mx.square(cube)
+    return mx.maximum(x, 0) - a / mx.square(mx.square(mx.square(p)))
+
+
+@partial(mx.compile, shapeless=True)
+def weighted_sum(rows: list[mx.array], weights: list[mx.array], bias: mx.array) -> mx.array:
+    """``bias + rows[0] * weights[0] + rows[1] * weights[1] ...``, as one operation."""
+    y = rows[0] * weights[0]
+    for row, weight in zip(rows[1:], weights[1:], strict=True):
+        y = y + row * weight
+    return y + bias
 
 
 class BlockConv1d(CheckpointLayout, nn.Module):
@@ -40,6 +74,10 @@ class BlockConv1d(CheckpointLayout, nn.Module):
         weight = self.weight.reshape(kernel * in_channels, out_channels)
         return mx.addmm(self.bias, blocks, weight) if "bias" in self else blocks @ weight
 
+    def add(self, x: mx.array, residual: mx.array) -> mx.array:
+        """``residual + self(x)`` of a convolution of kernel 1 that has a bias."""
+        return mx.addmm(residual + self.bias, x, self.weight.flatten(0, 1))
+
 
 class BlockConvTranspose1d(CheckpointLayout, nn.Module):
     """ConvTranspose1d with stride equal to its kernel, no bias: ``[B, T, in] -> [B, T * kernel, out]``."""
@@ -53,7 +91,9 @@ class BlockConvTranspose1d(CheckpointLayout, nn.Module):
     def __call__(self, x: mx.array) -> mx.array:
         """Convolve ``x``: each input column makes ``kernel`` output columns of its own."""
         in_channels, kernel, out_channels = self.weight.shape
-        y = x @ self.weight.reshape(in_channels, kernel * out_channels)
+        weight = self.weight.reshape(in_channels, kernel * out_channels)
+        columns = x.shape[0] * x.shape[1]
+        y = by_halves(lambda part: part @ weight, x, 2 * columns * weight.size)
         return y.reshape(x.shape[0], x.shape[1] * kernel, out_channels)
 
 
@@ -66,11 +106,13 @@ class DepthwiseConv1d(CheckpointLayout, nn.Module):
         super().__init__()
         self.weight = mx.zeros((channels, kernel, 1))
         self.bias = mx.zeros((channels,))
+        self._taps = Folded(lambda weight: [mx.contiguous(weight[:, j, 0]) for j in range(kernel)])
 
     def __call__(self, x: mx.array) -> mx.array:
         """Convolve ``x``, whose first ``kernel - 1`` columns are only looked at."""
-        # Shifted sums are faster on a CPU, but next to the pointwise matmuls neither reaches 2 % of a block.
-        return mx.conv1d(x, self.weight, groups=x.shape[2]) + self.bias
+        taps: list[mx.array] = self._taps(self.weight)
+        count = x.shape[1] - len(taps) + 1
+        return weighted_sum([x[:, j : j + count] for j in range(len(taps))], taps, self.bias)
 
 
 class ConvNeXt(nn.Module):
@@ -91,9 +133,17 @@ class ConvNeXt(nn.Module):
     def step(self, x: mx.array, tail: mx.array) -> tuple[mx.array, mx.array]:
         """``x [B, T, C]`` after ``tail``: the output of the same shape, and the tail for what follows."""
         context = mx.concatenate([tail, x], axis=1)
-        y = self.pwconv2(gelu(self.pwconv1(self.norm(self.dwconv(context)))))
-        # A mere slice would keep the whole of ``context`` alive between steps.
-        return x + y, mx.contiguous(context[:, x.shape[1] :])
+        flops = 4 * x.shape[0] * x.shape[1] * self.pwconv1.weight.size
+        y = by_halves(self._columns, context, flops, before=tail.shape[1])
+        # A slice keeps the whole context alive: at the published size all nine take 3.0 MB a stream where the tails
+        # themselves are 0.19 MB, and nine copies a frame are saved.
+        return y, context[:, x.shape[1] :]
+
+    def _columns(self, context: mx.array) -> mx.array:
+        """``[B, kernel - 1 + T, C]`` to the last T columns."""
+        x = context[:, self.dwconv.weight.shape[1] - 1 :]
+        y = gelu(self.pwconv1(self.norm(self.dwconv(context))))
+        return self.pwconv2.add(y, x)
 
 
 class ConvStack(nn.Module):

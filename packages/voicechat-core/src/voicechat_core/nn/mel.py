@@ -72,7 +72,7 @@ def pad_edges(emphasized: mx.array, width: int) -> mx.array:
 
 @dataclass
 class MelState:
-    """The raw samples ``[B, n]`` that the next row's window still needs, with one more for the pre-emphasis."""
+    """The raw samples ``[B, n]`` that the next row's transform still reads, with one more for the pre-emphasis."""
 
     tail: mx.array
 
@@ -89,20 +89,23 @@ class LogMel(nn.Module):
         self.lookahead = config.window_samples // 2
         self._n_fft = config.n_fft
         self._preemphasis = config.preemph
-        self._window = mx.array(hann_window(config.window_samples))
+        # At the end of the transform's samples: where the window lies changes phases only, and those are dropped.
+        self._before = config.n_fft - config.window_samples
+        self._window = mx.array(np.pad(hann_window(config.window_samples), (self._before, 0)))
         self._filterbank = mx.array(filterbank(config).T)
 
     def __call__(self, samples: mx.array, *, mask_last: bool = False) -> mx.array:
         """A whole clip: ``S // hop + 1`` rows. ``mask_last`` sets the last one to 0.0, as NVIDIA does."""
         samples = mx.pad(samples.astype(mx.float32), [(0, 0), (1, 0)])
-        mel = self._rows(pad_edges(preemphasize(samples, self._preemphasis), self.lookahead))
+        emphasized = pad_edges(preemphasize(samples, self._preemphasis), self.lookahead)
+        mel = self._rows(mx.pad(emphasized, [(0, 0), (self._before, 0)]))
         if mask_last:
             mel = mx.pad(mel[:, :-1], [(0, 0), (0, 1), (0, 0)])
         return mel
 
     def new_state(self, batch: int = 1) -> MelState:
         """Before the first sample there is silence, up to the left edge of row 0 and one sample more."""
-        return MelState(mx.zeros((batch, self.lookahead + 1)))
+        return MelState(mx.zeros((batch, self._before + self.lookahead + 1)))
 
     def step(self, samples: mx.array, state: MelState) -> tuple[mx.array, MelState]:
         """The rows that become due with these samples: row i with sample ``hop * i + lookahead - 1``.
@@ -120,10 +123,8 @@ class LogMel(nn.Module):
     def _rows(self, emphasized: mx.array) -> mx.array:
         """Every whole window of ``[B, S]``, one each ``hop`` samples."""
         batch, samples = emphasized.shape
-        width = self._window.size
-        rows = max(0, (samples - width) // self.hop + 1)
-        windows = mx.as_strided(emphasized, (batch, rows, width), (samples, self.hop, 1)) * self._window
-        # NVIDIA centres the window in the transform; where it lies changes phases only, and those are dropped.
-        spectrum = mx.fft.rfft(windows, n=self._n_fft)
+        rows = max(0, (samples - self._n_fft) // self.hop + 1)
+        windows = mx.as_strided(emphasized, (batch, rows, self._n_fft), (samples, self.hop, 1)) * self._window
+        spectrum = mx.fft.rfft(windows)
         power = mx.square(spectrum.real) + mx.square(spectrum.imag)
         return mx.log(power @ self._filterbank + GUARD)

@@ -3,6 +3,9 @@
 The prediction network reads the labels said so far; the joint network adds its output to a frame and names the
 next label, or blank to go on to the next frame. Everything is computed in float32 whatever the weights are: the
 state runs on for a whole session, and in half precision it drifts.
+
+The next label decides what is computed next, so the host waits for each. ``propose`` asks for a frame's first one and
+waits for nothing, so that other work can be queued behind it; ``resolve`` waits and goes on while labels come.
 """
 
 from dataclasses import dataclass
@@ -13,9 +16,13 @@ import mlx.nn as nn
 
 from voicechat_core.config import DecoderConfig, JointConfig
 from voicechat_core.errors import ModelError
+from voicechat_core.nn.folded import Folded
 from voicechat_core.nn.linear import Embedding, Linear
 
-__all__ = ["Proposal", "RnntDecoder", "RnntJoint", "RnntState", "greedy_decode", "greedy_step"]
+__all__ = [
+    "Pending", "Proposal", "RnntDecoder", "RnntJoint", "RnntState",
+    "greedy_decode", "greedy_step", "propose", "resolve",
+]  # fmt: skip
 
 
 class Lstm(nn.Module):
@@ -28,23 +35,33 @@ class Lstm(nn.Module):
             self[f"weight_hh_l{layer}"] = mx.zeros((4 * size, size))
             self[f"bias_ih_l{layer}"] = mx.zeros((4 * size,))
             self[f"bias_hh_l{layer}"] = mx.zeros((4 * size,))
+        self._joint = [Folded(_one_product) for _ in range(layers)]
 
     def __call__(self, x: mx.array, h: mx.array, c: mx.array) -> tuple[mx.array, mx.array, mx.array]:
         """Input ``[B, H]`` and state ``[L, B, H]`` -> the last layer's output ``[B, H]`` and the new state."""
         hidden, cells = [], []
-        for layer in range(h.shape[0]):
-            i, f, g, o = mx.split(self._gates(layer, x, h[layer]), 4, axis=-1)
-            cells.append(mx.sigmoid(f) * c[layer] + mx.sigmoid(i) * mx.tanh(g))
+        before = zip(mx.split(h, h.shape[0]), mx.split(c, c.shape[0]), strict=True)
+        for layer, (own, cell) in enumerate(before):
+            i, f, g, o = mx.split(self._gates(layer, x, own.squeeze(0)), 4, axis=-1)
+            cells.append(mx.sigmoid(f) * cell.squeeze(0) + mx.sigmoid(i) * mx.tanh(g))
             x = mx.sigmoid(o) * mx.tanh(cells[-1])
             hidden.append(x)
         return x, mx.stack(hidden), mx.stack(cells)
 
     def _gates(self, layer: int, x: mx.array, h: mx.array) -> mx.array:
-        w_ih, w_hh, b_ih, b_hh = (
-            self[f"{kind}_l{layer}"].astype(mx.float32) for kind in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
-        )
-        gates: mx.array = x @ w_ih.T + h @ w_hh.T + (b_ih + b_hh)
+        names = (f"{kind}_l{layer}" for kind in ("weight_ih", "weight_hh", "bias_ih", "bias_hh"))
+        matrix, bias = self._joint[layer](*(self[name] for name in names))
+        gates: mx.array = mx.addmm(bias, mx.concatenate([x, h], axis=-1), matrix)
         return gates
+
+
+def _one_product(w_ih: mx.array, w_hh: mx.array, b_ih: mx.array, b_hh: mx.array) -> tuple[mx.array, mx.array]:
+    """Both matrices one above the other ``[2 H, 4 H]``, as a product with rows reads them, and the bias; float32.
+
+    A second copy, 26 MB at the published size. In the checkpoint's order a step takes two to three times as long on a
+    CPU.
+    """
+    return mx.contiguous(mx.concatenate([w_ih, w_hh], axis=1).astype(mx.float32).T), (b_ih + b_hh).astype(mx.float32)
 
 
 class RecurrentStack(nn.Module):
@@ -147,6 +164,46 @@ class RnntJoint(nn.Module):
         return x
 
 
+@dataclass
+class Pending:
+    """What a frame may say next: ``best`` [] int32, blank for nothing, -1 where a logit is not a number.
+
+    Nothing of it was waited for. ``frame`` ``[1, J]`` is projected, ``state`` that before ``best``, whose prediction
+    is ``proposal``.
+    """
+
+    best: mx.array
+    frame: mx.array
+    state: RnntState
+    proposal: Proposal
+
+
+def propose(decoder: RnntDecoder, joint: RnntJoint, encoded_frame: mx.array, state: RnntState) -> Pending:
+    """What the frame ``[1, 1, D]`` says first. Waits for nothing."""
+    return _pending(decoder, joint, joint.project_frames(encoded_frame).squeeze(0), state)
+
+
+def resolve(
+    decoder: RnntDecoder, joint: RnntJoint, pending: Pending, max_symbols: int, special: frozenset[int] = frozenset()
+) -> tuple[list[int], RnntState, int]:
+    """The labels of a proposed frame, without the special ones, the state after them, and how often it waited.
+
+    At most ``max_symbols`` labels, special ones counted, and a wait for each of these and for a blank. Raises
+    ``ModelError`` if a logit is not a number.
+    """
+    labels: list[int] = []
+    for waits in range(1, max_symbols + 1):
+        label, state, proposal = _number(pending.best), pending.state, pending.proposal
+        if label == joint.blank:
+            return labels, RnntState(state.label, state.h, state.c, proposal), waits
+        state = RnntState(label, proposal.h, proposal.c)
+        if label not in special:
+            labels.append(label)
+        if waits < max_symbols:
+            pending = _pending(decoder, joint, pending.frame, state)
+    return labels, state, max_symbols
+
+
 def greedy_step(
     decoder: RnntDecoder,
     joint: RnntJoint,
@@ -155,11 +212,9 @@ def greedy_step(
     max_symbols: int,
     special: frozenset[int] = frozenset(),
 ) -> tuple[list[int], RnntState]:
-    """The labels of one frame ``[1, 1, D]``, without the special ones, and the state after them.
-
-    At most ``max_symbols`` labels, special ones counted. Raises ``ModelError`` if a logit is not a number.
-    """
-    return _decode_frame(decoder, joint, joint.project_frames(encoded_frame)[0], state, max_symbols, special)
+    """The labels of one frame ``[1, 1, D]``: ``propose`` and ``resolve`` at once, without the count."""
+    labels, state, _ = resolve(decoder, joint, propose(decoder, joint, encoded_frame, state), max_symbols, special)
+    return labels, state
 
 
 def greedy_decode(
@@ -188,16 +243,16 @@ def _decode_frame(
     max_symbols: int,
     special: frozenset[int],
 ) -> tuple[list[int], RnntState]:
-    labels: list[int] = []
-    for _ in range(max_symbols):
-        proposal = state.proposal or _propose(decoder, joint, state)
-        label = _best(joint.fuse(frame, proposal.projected))
-        if label == joint.blank:
-            return labels, RnntState(state.label, state.h, state.c, proposal)
-        state = RnntState(label, proposal.h, proposal.c)
-        if label not in special:
-            labels.append(label)
+    labels, state, _ = resolve(decoder, joint, _pending(decoder, joint, frame, state), max_symbols, special)
     return labels, state
+
+
+def _pending(decoder: RnntDecoder, joint: RnntJoint, frame: mx.array, state: RnntState) -> Pending:
+    proposal = state.proposal or _propose(decoder, joint, state)
+    logits = joint.fuse(frame, proposal.projected)
+    # The lowest of equals.
+    best = mx.where(mx.any(mx.isnan(logits)), -1, mx.argmax(logits).astype(mx.int32))
+    return Pending(best, frame, state, proposal)
 
 
 def _propose(decoder: RnntDecoder, joint: RnntJoint, state: RnntState) -> Proposal:
@@ -206,9 +261,8 @@ def _propose(decoder: RnntDecoder, joint: RnntJoint, state: RnntState) -> Propos
     return Proposal(joint.project_prediction(predicted), h, c)
 
 
-def _best(logits: mx.array) -> int:
-    """The highest logit's index, the lowest of equals; waits for the device."""
-    best = mx.where(mx.any(mx.isnan(logits)), -1, mx.argmax(logits).astype(mx.int32))
+def _number(best: mx.array) -> int:
+    """Waits for the device."""
     label = cast(int, best.item())
     if label < 0:
         raise ModelError("a transcript logit is not a number")

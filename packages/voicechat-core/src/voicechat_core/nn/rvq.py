@@ -12,6 +12,14 @@ class ResidualVQ(nn.Module):
     def __init__(self, num_quantizers: int, codebook_size: int, latent_dim: int) -> None:
         super().__init__()
         self.mus_list = [mx.zeros((codebook_size, latent_dim)) for _ in range(num_quantizers)]
+        self._first = mx.arange(num_quantizers, dtype=mx.int32) * codebook_size
+        self._stack, self._views = mx.zeros((0, codebook_size, latent_dim)), tuple[mx.array, ...]()
+
+    def share(self, stack: mx.array) -> None:
+        """Take all codebooks ``[Q, V, L]`` from one array, which is not copied: they become views of it."""
+        self.mus_list = list(stack)
+        mx.eval(stack, self.mus_list)  # what is pending belongs to this thread
+        self._stack, self._views = stack, tuple(self.mus_list)
 
     def quantize(self, latents: mx.array) -> mx.array:
         """``[B, T, L]`` to codes ``[B, T, Q]`` int32; of equally near centres the lowest."""
@@ -24,11 +32,17 @@ class ResidualVQ(nn.Module):
         return mx.stack(codes, axis=-1).astype(mx.int32)
 
     def dequantize(self, codes: mx.array) -> mx.array:
-        """Codes ``[B, T, Q]`` to latents ``[B, T, L]``, summed from the first codebook on."""
-        latents = self.mus_list[0][codes[:, :, 0]].astype(mx.float32)
-        for q, centres in enumerate(self.mus_list[1:], start=1):
-            latents = latents + centres[codes[:, :, q]]
-        return latents
+        """Codes ``[B, T, Q]`` to latents ``[B, T, L]`` float32: the sum of their centres."""
+        rows = self._table().flatten(0, 1)[codes + self._first]
+        return rows.astype(mx.float32).sum(axis=2)
+
+    def _table(self) -> mx.array:
+        """All codebooks as one array ``[Q, V, L]``, laid out anew where a codebook was replaced."""
+        if len(self._views) != len(self.mus_list) or any(
+            a is not b for a, b in zip(self._views, self.mus_list, strict=True)
+        ):
+            self.share(mx.stack(self.mus_list))
+        return self._stack
 
 
 def squared_distances(x: mx.array, centres: mx.array) -> mx.array:

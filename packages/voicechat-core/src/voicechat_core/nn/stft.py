@@ -67,9 +67,19 @@ def overlap_add(columns: mx.array, hop: int) -> mx.array:
     return total.reshape(batch, -1)
 
 
+def full_overlap(columns: mx.array, hop: int) -> mx.array:
+    """The hops of ``overlap_add`` that all columns overlap, ``[B, S - n_fft / hop + 1, hop]``, in one operation."""
+    shifts, count = columns.shape[2] // hop, columns.shape[1]
+    parts = [columns[:, shifts - 1 - j : count - j, j * hop : (j + 1) * hop] for j in range(shifts)]
+    total = parts[0]
+    for part in parts[1:]:
+        total = total + part
+    return total
+
+
 def crop(raw: mx.array, ends: int) -> mx.array:
     """``[B, R]`` without ``ends`` samples at either end."""
-    return raw[:, ends:-ends]
+    return raw[:, ends : raw.shape[1] - ends]
 
 
 class Stft:
@@ -110,8 +120,8 @@ class Stft:
     def stream(self, columns: mx.array, kept: mx.array) -> tuple[mx.array, mx.array]:
         """New columns ``[B, S, n_fft]`` to the samples ``[B, S * hop]`` that are now complete, and what is kept."""
         columns = mx.concatenate([kept, columns], axis=1)
-        # A mere slice would keep all of the columns alive between steps.
-        return self._complete(columns), mx.contiguous(columns[:, -kept.shape[1] :])
+        # A slice keeps a frame's columns alive, 28 kB, and saves a copy.
+        return self._complete(columns), columns[:, -kept.shape[1] :]
 
     def flush(self, kept: mx.array) -> mx.array:
         """The last ``lead`` samples ``[B, 8]`` of a stream that ends here, as if silence followed."""
@@ -126,7 +136,10 @@ class Stft:
         return mx.concatenate([samples[:, :-edge], samples[:, -edge:] * self._edge_gain()[:, -edge:]], axis=1)
 
     def _complete(self, columns: mx.array) -> mx.array:
-        return crop(overlap_add(columns, self.hop), self.edge + self.lead) / self._envelope
+        """``[B, S, n_fft]`` to the samples that all columns overlap, without what a stream has no use for."""
+        hops = full_overlap(columns, self.hop) / self._envelope
+        # They begin ``n_fft - hop`` = 2 ``edge`` raw samples in; a stream begins at ``edge + lead``.
+        return crop(hops.reshape(columns.shape[0], -1), self.lead - self.edge)
 
     def whole(self, stream: mx.array) -> mx.array:
         """A flushed stream ``[B, S + 8]`` to the waveform ``[B, S]`` of a whole inverse: no lead, and its own two ends.

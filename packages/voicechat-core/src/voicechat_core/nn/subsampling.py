@@ -6,13 +6,14 @@ n rows become ``n // 2 + 1`` and frame t depends on mel rows ``8t - 14 ... 8t``.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar, cast
 
 import mlx.core as mx
 import mlx.nn as nn
 
 from voicechat_core.config import EncoderConfig
 from voicechat_core.errors import InputError
+from voicechat_core.nn.folded import Folded
 from voicechat_core.nn.layout import Axes, CheckpointLayout
 from voicechat_core.nn.linear import Linear
 
@@ -47,8 +48,12 @@ class StridedConv(CheckpointLayout, nn.Module):
         self._groups = groups
 
     def __call__(self, x: mx.array) -> mx.array:
-        x = mx.pad(x, [(0, 0), (0, 0), (KERNEL - 1, STRIDE - 1), (0, 0)])
-        return mx.conv2d(x, self.weight, stride=STRIDE, groups=self._groups) + self.bias
+        return self.filtered(x) + self.bias
+
+    def filtered(self, x: mx.array) -> mx.array:
+        """Without the bias."""
+        padding = ([0, KERNEL - 1], [0, STRIDE - 1])  # before and after: time, frequency
+        return mx.conv_general(x, self.weight, stride=STRIDE, padding=padding, groups=self._groups)
 
 
 class PointwiseConv(CheckpointLayout, nn.Module):
@@ -62,7 +67,11 @@ class PointwiseConv(CheckpointLayout, nn.Module):
         self.bias = mx.zeros((channels_out,))
 
     def __call__(self, x: mx.array) -> mx.array:
-        return x @ self.weight[:, 0, 0].T + self.bias
+        return self.mixed(x) + self.bias
+
+    def mixed(self, x: mx.array) -> mx.array:
+        """Without the bias."""
+        return x @ self.weight.squeeze((1, 2)).T
 
 
 @dataclass
@@ -89,6 +98,7 @@ class ConvSubsampling(nn.Module):
             nn.ReLU(),
         ]
         self.out = Linear(channels * encoded_length(config.feat_in), config.d_model)
+        self._biases = [Folded(_joint_bias) for _ in self._stages()]
         self._features = config.feat_in
         self._channels = channels
 
@@ -99,8 +109,8 @@ class ConvSubsampling(nn.Module):
         the last one, as NeMo's ``MaskedConvSequential`` does with the padding of a batch.
         """
         x = _masked(mel[..., None], length)
-        for stage in self._stages():
-            x = _run(stage, mx.pad(x, [(0, 0), (KERNEL - 1, STRIDE - 1), (0, 0), (0, 0)]))
+        for stage, bias in zip(self._stages(), self._biases, strict=True):
+            x = _run(stage, bias, mx.pad(x, [(0, 0), (KERNEL - 1, STRIDE - 1), (0, 0), (0, 0)]))
             length = None if length is None else halved(length)
             x = _masked(x, length)
         return self._project(x)
@@ -120,11 +130,11 @@ class ConvSubsampling(nn.Module):
         """
         _check_rows(mel.shape[1], first=state.rows[0].shape[1] == KERNEL - 1)
         x, kept = mel[..., None], []
-        for stage, before in zip(self._stages(), state.rows, strict=True):
+        for stage, bias, before in zip(self._stages(), self._biases, state.rows, strict=True):
             x = mx.concatenate([before, x], axis=1)
             # Output o reads inputs 2o-2, 2o-1 and 2o; the next one starts at 2o: one row is kept.
             kept.append(x[:, -1:])
-            x = _run(stage, x)
+            x = _run(stage, bias, x)
         return self._project(x), SubsamplingState(kept)
 
     def _stages(self) -> tuple[list[nn.Module], ...]:
@@ -136,10 +146,18 @@ class ConvSubsampling(nn.Module):
         return self.out(x.swapaxes(2, 3).flatten(2)).astype(mx.float32)
 
 
-def _run(stage: list[nn.Module], x: mx.array) -> mx.array:
-    for layer in stage:
-        x = layer(x)
-    return x
+def _run(stage: list[Any], joint_bias: Folded, x: mx.array) -> mx.array:
+    """A strided convolution, where channels are mixed a 1x1 one, and the rectifier; one bias for both."""
+    strided, *pointwise, rectify = stage
+    if not pointwise:
+        return cast(mx.array, rectify(strided(x)))
+    (mix,) = pointwise
+    return cast(mx.array, rectify(mix.mixed(strided.filtered(x)) + joint_bias(strided.bias, mix.weight, mix.bias)))
+
+
+def _joint_bias(strided: mx.array, mix: mx.array, bias: mx.array) -> mx.array:
+    """The bias of a strided convolution, mixed, and the mixture's own."""
+    return mix.squeeze((1, 2)) @ strided + bias
 
 
 def _masked(x: mx.array, length: int | None) -> mx.array:
