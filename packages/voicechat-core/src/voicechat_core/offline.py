@@ -207,7 +207,7 @@ def generate(
         tts_context_frames=tts_context_frames,
         after_each=None if progress is None else lambda position: progress(position, len(prompt_ids) + count),
     )
-    noise = KeyedNoise(seed, model.config.tts_config)
+    noise = KeyedNoise(seed, model.config.tts_config, compiled=model.compiled)
     answered = None if tools is None else AnsweredTools(ToolChannel(model.tokenizer, model.config), tools)
     timeline = run_timeline(model, heard, prompt_ids, noise, opening=opening, tools=answered, progress=progress)
     return _result(model, timeline, seed, bool(tts_prompt_steps), tts_context_frames)

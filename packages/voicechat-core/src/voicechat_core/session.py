@@ -126,7 +126,7 @@ class Session:
         self._prompts = prompts
         self._model: VoiceChatModel = prompts.model
         self._profiler = profiler
-        self._noise = noise or KeyedNoise(options.seed, self._model.config.tts_config)
+        self._noise = noise or KeyedNoise(options.seed, self._model.config.tts_config, compiled=self._model.compiled)
         self._hidden = SpecialIds.of(self._model.tokenizer, self._model.config).hidden
         self._begin()
         self._live = state or self._opening(progress)

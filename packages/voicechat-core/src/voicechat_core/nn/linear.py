@@ -10,7 +10,7 @@ import mlx.nn as nn
 
 from voicechat_core.quantization import Quantization
 
-__all__ = ["Embedding", "Joined", "Linear", "Matrix", "matrices"]
+__all__ = ["Embedding", "Joined", "Linear", "Matrix", "for_products", "lay_out", "matrices"]
 
 
 class Matrix(nn.Module):
@@ -139,7 +139,8 @@ def _join(parts: tuple[Linear, ...]) -> Linear | None:
         joint.make_packed(parts[0].quantization)
         joint.round_to(parts[0].dtype)
     for name in names:
-        joint[name] = mx.concatenate([part[name] for part in parts])
+        value = mx.concatenate([part[name] for part in parts])
+        joint[name] = for_products(value) if name == "weight" and not joint.quantization else value
         mx.eval(joint[name])
         start = 0
         for part in parts:
@@ -156,6 +157,28 @@ class Embedding(Matrix, nn.Embedding):
     def __call__(self, ids: mx.array) -> mx.array:
         """Integers ``[...]`` -> ``[..., inputs]`` in ``dtype``."""
         return self.rows(ids)
+
+
+def for_products(weight: mx.array) -> mx.array:
+    """The same matrix ``[outputs, inputs]``, its numbers lying as ``x W^T`` reads them fastest on the default device.
+
+    On a CPU that is column by column: MLX's Linux wheels bring the reference BLAS, whose innermost loop is then over
+    outputs, several at a time, and not one long sum that must be added in order. Measured: 3.5 to 4.2 instead of 2.1
+    to 2.5 billion products a second, at any number of rows. On a GPU it stays as it is.
+    """
+    return mx.contiguous(weight.T).T if mx.default_device() == mx.cpu else weight
+
+
+def lay_out(module: nn.Module) -> None:
+    """Bring the dense matrices below ``module`` into the order of ``for_products``, and join what is to be joined."""
+    for matrix in matrices(module).values():
+        if isinstance(matrix, Linear) and matrix.quantization is None:
+            matrix.weight = for_products(matrix.weight)
+            mx.eval(matrix.weight)
+    for child in module.modules():
+        for value in vars(child).values():
+            if isinstance(value, Joined):
+                value.ready()
 
 
 def matrices(module: nn.Module) -> dict[str, Matrix]:
