@@ -174,6 +174,19 @@ def test_a_run_of_blanks_predicts_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(calls) == 1
 
 
+def test_nothing_is_predicted_beyond_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    decoder, joint = networks(blank_bias=-1e6)
+    calls, step = [], RnntDecoder.step
+
+    def counted(self: RnntDecoder, *args: mx.array) -> tuple[mx.array, mx.array, mx.array]:
+        calls.append(args)
+        return step(self, *args)
+
+    monkeypatch.setattr(RnntDecoder, "step", counted)
+    greedy_decode(decoder, joint, frames(4), 3)
+    assert len(calls) == 4 * 3
+
+
 def test_no_frames_give_no_labels() -> None:
     assert greedy_decode(*networks(), mx.zeros((1, 0, DIM)), 10) == ([], [])
 

@@ -38,9 +38,8 @@ class ResidualVQ(nn.Module):
 
     def _table(self) -> mx.array:
         """All codebooks as one array ``[Q, V, L]``, laid out anew where a codebook was replaced."""
-        if len(self._views) != len(self.mus_list) or any(
-            a is not b for a, b in zip(self._views, self.mus_list, strict=True)
-        ):
+        pairs = zip(self.mus_list, self._views, strict=False)
+        if len(self.mus_list) != len(self._views) or any(book is not view for book, view in pairs):
             self.share(mx.stack(self.mus_list))
         return self._stack
 
