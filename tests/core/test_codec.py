@@ -218,7 +218,7 @@ def test_stream_is_the_whole_clip_eight_samples_later(codec: Codec) -> None:
 
 
 def test_the_state_has_the_published_size() -> None:
-    """18 inputs a channel and stage, and four columns of 16 samples: 194 kB. Nothing hides behind a slice."""
+    """18 inputs a channel and stage, and four columns of 16 samples: 194 kB before the first frame."""
     state = Codec(msgspec.structs.replace(CodecConfig(), num_quantizers=1, codebook_size=1)).new_state()
     assert [tail.shape for tail in state.tails] == [(1, 6, c) for c in (1536, 768, 384) for _ in range(3)]
     assert states.nbytes(state) == 3 * 6 * (1536 + 768 + 384) * 4 + 4 * 16 * 4
