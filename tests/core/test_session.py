@@ -735,7 +735,8 @@ def spoilt(path: Path, arrays: dict[str, mx.array] | None = None, **facts: Any) 
         {"framing": {"received": 10**9, "taken": 1}},
         {"options": []},
         {"fingerprint": None},
-        {"format": 2},
+        {"format": 1},
+        {"capacities": []},
     ],
 )
 def test_a_file_that_was_changed_is_refused(tiny: VoiceChat, tmp_path: Path, change: dict[str, Any]) -> None:
