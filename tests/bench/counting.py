@@ -1,7 +1,7 @@
 """What a frame asks of MLX, counted from outside: host waits, and primitives of the graphs that are waited for.
 
-A primitive is a node of the graph on the CPU backend. Views cost nothing and are left out; each ``mx.fast`` operation is
-one node on every GPU, so a stand-in of one node takes its place. With stand-ins the values mean nothing.
+A primitive is a node of the graph on the CPU backend. Views cost nothing and are left out; each ``mx.fast`` operation
+is one node on every GPU, so a stand-in of one node takes its place. With stand-ins the values mean nothing.
 """
 
 import io
@@ -20,8 +20,20 @@ from mlx.utils import tree_flatten
 __all__ = ["VIEWS", "Counted", "counting", "one_node_each", "primitives"]
 
 VIEWS = frozenset(
-    ("Broadcast", "Transpose", "Reshape", "ExpandDims", "Flatten", "Unflatten", "Squeeze", "Slice", "Split", "Depends")
-    + ("AsStrided", "StopGradient")
+    [
+        "Broadcast",
+        "Transpose",
+        "Reshape",
+        "ExpandDims",
+        "Flatten",
+        "Unflatten",
+        "Squeeze",
+        "Slice",
+        "Split",
+        "Depends",
+        "AsStrided",
+        "StopGradient",
+    ]
 )
 NODE = re.compile(r'label ?= ?"([^"]+)", ?shape ?= ?rectangle')
 ON_ARRAYS = ("item", "tolist", "__int__", "__float__", "__bool__", "__index__", "__array__")

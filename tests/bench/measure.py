@@ -1,10 +1,11 @@
 """The measurements: what both are made to do, and in what order."""
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
-from tests.bench.pairing import in_turns, ratio, stage_ratios, totals
+from tests.bench.pairing import Ratio, in_turns, ratio, stage_ratios, totals
 from tests.bench.subject import FrameTime, Subject
 
 __all__ = ["Sizes", "measure"]
@@ -18,8 +19,6 @@ class Sizes:
 
     frames: int = 100
     staged_frames: int = 50
-    beginnings: int = 3
-    counted_frames: int = 4
 
 
 def measure(ours: Subject, peer: Subject, fresh_prompts: list[str], sizes: Sizes) -> dict[str, Any]:
@@ -28,15 +27,13 @@ def measure(ours: Subject, peer: Subject, fresh_prompts: list[str], sizes: Sizes
     ``fresh_prompts`` are used once each, for one beginning with a prompt that nobody has seen.
     """
     steady = totals(_session(ours, peer, sizes.frames, staged=False))
+    staged = stage_ratios(_session(ours, peer, sizes.staged_frames, staged=True))
     frame = ratio(steady)
     return {
         "frame": {**asdict(frame), "ours": spread([a for a, _ in steady]), "peer": spread([b for _, b in steady])},
-        "stages": {
-            s: asdict(r) for s, r in stage_ratios(_session(ours, peer, sizes.staged_frames, staged=True)).items()
-        },
-        "first_frames": _first_frames(ours, peer, sizes.beginnings, frame.ours_ms, frame.peer_ms),
+        "stages": {stage: asdict(found) for stage, found in staged.items()},
+        "first_frames": _first_frames(ours, peer, len(fresh_prompts), frame),
         "starts": _starts(ours, peer, fresh_prompts),
-        "counts": {"ours": ours.count(sizes.counted_frames), "peer": peer.count(sizes.counted_frames)},
     }
 
 
@@ -54,17 +51,21 @@ def spread(times: list[float]) -> dict[str, float]:
     return {"p50_ms": rank[50], "p95_ms": rank[95], "p99_ms": rank[99], "max_ms": rank[100]}
 
 
-def _first_frames(ours: Subject, peer: Subject, times: int, ours_ms: float, peer_ms: float) -> dict[str, Any]:
+def _first_frames(ours: Subject, peer: Subject, times: int, steady: Ratio) -> dict[str, Any]:
     """The first frames of sessions without a prompt, over a steady frame.
 
     Frame 0 is silence without the speech decoder; frame 1 is the first one that it speaks.
     """
     beginnings = in_turns(lambda: _beginning(ours), lambda: _beginning(peer), times)
-    frames = [[[times[k] for times in side] for k in (0, 1)] for side in zip(*beginnings, strict=True)]
-    return {
-        name: {f"frame_{k}_ms": median(side[k]) for k in (0, 1)}
-        | {f"frame_{k}_over_steady": median(side[k]) / steady for k in (0, 1)}
-        for name, side, steady in (("ours", frames[0], ours_ms), ("peer", frames[1], peer_ms))
+    ours_times, peer_times = zip(*beginnings, strict=True)
+    return {"ours": _over(ours_times, steady.ours_ms), "peer": _over(peer_times, steady.peer_ms)}
+
+
+def _over(times: Sequence[list[float]], steady_ms: float) -> dict[str, float]:
+    """Medians of the first and of the second frame, and how many steady frames they are."""
+    middle = {f"frame_{k}": median(frames) for k, frames in enumerate(zip(*times, strict=True))}
+    return {f"{k}_ms": ms for k, ms in middle.items()} | {
+        f"{k}_over_steady": ms / steady_ms for k, ms in middle.items()
     }
 
 

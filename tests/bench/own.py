@@ -13,7 +13,10 @@ from tests.bench.facts import backend_facts, machine_facts
 from tests.bench.serving import serve
 from tests.bench.subject import FrameTime, noise
 from voicechat_core import Profiler, VoiceChat, load
-from voicechat_core.tokenizer import RnntVocabulary
+from voicechat_core.checkpoint import filled, matched, refuse_faulty
+from voicechat_core.config import VoiceChatConfig
+from voicechat_core.model import VoiceChatModel
+from voicechat_core.tokenizer import RnntVocabulary, Tokenizer
 
 __all__ = ["Own"]
 
@@ -25,6 +28,17 @@ class Own:
         self.voicechat = voicechat
         voicechat.warm_up()
         self.open(None)
+
+    @classmethod
+    def of_tensors(cls, description: Path, tensors: dict[str, mx.array]) -> "Own":
+        """Of a checkpoint's tensors, taken out of ``tensors``."""
+        config = VoiceChatConfig.from_file(description / "config.json")
+        contents = matched(tensors, config)
+        refuse_faulty(description, contents)
+        networks = filled(contents, "auto")
+        tokenizer = Tokenizer.from_directory(description, config.text_config.vocab_size)
+        vocabulary = RnntVocabulary.from_checkpoint(description, config)
+        return cls(VoiceChat(VoiceChatModel.from_networks(config, networks, tokenizer, vocabulary)))
 
     def facts(self) -> dict[str, Any]:
         return {

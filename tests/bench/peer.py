@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-from mlx_vlm.models.nemotron_voicechat import tts
+import mlx.nn as nn
+from mlx_vlm.models.nemotron_voicechat import Model, ModelConfig, tts
 from tokenizers import Tokenizer
 
 from tests.bench.counting import counting, one_node_each
@@ -59,6 +60,26 @@ class Peer:
 
         set_vocabulary(json.loads((checkpoint / "config.json").read_text())["text_config"]["vocab_size"])
         return cls(load_model(checkpoint), PeerTokenizer(checkpoint), mute=mute)
+
+    @classmethod
+    def of_tensors(cls, description: Path, tensors: dict[str, mx.array], packed: tuple[int, int] | None) -> "Peer":
+        """Of a checkpoint's tensors, taken out of ``tensors``: what its loader does, but for reading files.
+
+        ``packed`` are bits and group size of the matrices that have scales.
+        """
+        config = ModelConfig.from_dict(json.loads((description / "config.json").read_text()))
+        set_vocabulary(config.text_config.vocab_size)
+        model = Model(config)
+        weights = model.sanitize(tensors)
+        tensors.clear()
+        if packed is not None:
+            bits, group_size = packed
+            nn.quantize(model, group_size, bits, class_predicate=lambda path, _: f"{path}.scales" in weights)
+        for value in weights.values():
+            mx.eval(value)  # one by one: what a draw needs on its way is much
+        model.load_weights(list(weights.items()), strict=True)
+        model.eval()
+        return cls(model, PeerTokenizer(description))
 
     def facts(self) -> dict[str, Any]:
         return {"backend": backend_facts(), "machine": machine_facts(), "versions": _versions()}

@@ -6,11 +6,14 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from tests.bench.subject import FrameTime, Subject
 
 __all__ = ["Remote", "WorkerError", "serve"]
+
+
+PATIENCE_S = 30.0  # after the last answer
 
 
 class WorkerError(Exception):
@@ -66,9 +69,16 @@ class Remote:
     def count(self, frames: int) -> dict[str, Any]:
         return self._ask("count", frames=frames)
 
-    def close(self) -> None:
-        """End the process; it has nothing to save."""
-        self._process.communicate()
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """The process ends when it is asked nothing more; one that does not answer is ended."""
+        try:
+            self._process.communicate(timeout=PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.communicate()
 
     def _ask(self, do: str, **request: Any) -> dict[str, Any]:
         assert self._process.stdin is not None

@@ -30,7 +30,7 @@ def test_no_block_no_ratio() -> None:
 
 
 def test_stages_and_totals_are_paired_by_name() -> None:
-    ours = FrameTime(9.0, {stage: 1.0 for stage in STAGES})
+    ours = FrameTime(9.0, dict.fromkeys(STAGES, 1.0))
     peer = FrameTime(20.0, {stage: 2.0 + index for index, stage in enumerate(reversed(STAGES))})
     found = stage_ratios([(ours, peer)] * 2, block=2)
     assert totals([(ours, peer)]) == [(9.0, 20.0)]
