@@ -22,7 +22,6 @@ from tests.bench.subject import Subject
 from tests.bench.table import table
 
 ROOT = Path(__file__).parents[2]
-PROMPT_POSITIONS = 170
 COUNTED = "deep"
 
 
@@ -59,6 +58,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--drawn", action="store_true", help="weights drawn on the device, not written (full: always)")
     parser.add_argument("--in-process", action="store_true", help="both in this process (drawn weights: always)")
     parser.add_argument("--peer-python", default=sys.executable, help="interpreter of the peer's environment")
+    parser.add_argument(
+        "--positions", type=int, default=170, help="of the prompts, the checkpoint's own and fresh ones"
+    )
     parser.add_argument("--frames", type=int, default=100)
     parser.add_argument("--staged-frames", type=int, default=50)
     parser.add_argument("--beginnings", type=int, default=3, help="sessions begun, for starts and first frames")
@@ -80,13 +82,13 @@ def compare(options: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder, _pair(options, Path(folder)) as pair:
         check_ground(pair.ours.facts(), pair.peer.facts())
         count = positions_in(pair.description)
-        prompts = [prompt_of(PROMPT_POSITIONS, count, seed=1 + index) for index in range(options.beginnings)]
+        prompts = [prompt_of(options.positions, count, seed=1 + index) for index in range(options.beginnings)]
         found = measure(pair.ours, pair.peer, prompts, sizes)
         facts = {"ours": pair.ours.facts(), "peer": pair.peer.facts()}
     return {
         "date": date.today().isoformat(),
         "checkpoint": f"preset {options.preset}, {options.stored}{', drawn on the device' if options.drawn else ''}",
-        "prompt_positions": PROMPT_POSITIONS,
+        "prompt_positions": options.positions,
         "in_process": options.in_process,
         **facts,
         **found,
@@ -113,9 +115,9 @@ def _pair(options: argparse.Namespace, folder: Path) -> Iterator[Pair]:
         yield _drawn(options, folder)
         return
     checkpoint = write_checkpoint(folder, options.preset, options.stored)
-    set_default_prompt(checkpoint, PROMPT_POSITIONS)
+    set_default_prompt(checkpoint, options.positions)
     if options.in_process:
-        yield _loaded(checkpoint)
+        yield _loaded(checkpoint, _packed(options))
         return
     with ExitStack() as stack:
         ours, peer = (stack.enter_context(remote) for remote in _remotes(options, checkpoint))
@@ -127,12 +129,18 @@ def _remotes(options: argparse.Namespace, checkpoint: Path, *words: str) -> Iter
         yield Remote([python, "-m", f"tests.bench.{module}", str(checkpoint), *words], ROOT)
 
 
-def _loaded(checkpoint: Path) -> Pair:
+def _packed(options: argparse.Namespace) -> tuple[int, int] | None:
+    how = quantization_of(options.stored)
+    return None if how is None else (how.bits, how.group_size)
+
+
+def _loaded(checkpoint: Path, packed: tuple[int, int] | None) -> Pair:
     from tests.bench.own import Own
     from tests.bench.peer import Peer
     from voicechat_core import load
+    from voicechat_core.weights import read_tensors
 
-    return Pair(Own(load(checkpoint)), Peer.load(checkpoint), checkpoint)
+    return Pair(Own(load(checkpoint)), Peer.of_tensors(checkpoint, read_tensors(checkpoint), packed), checkpoint)
 
 
 def _drawn(options: argparse.Namespace, folder: Path) -> Pair:
@@ -143,17 +151,15 @@ def _drawn(options: argparse.Namespace, folder: Path) -> Pair:
     from voicechat_core.tokenizer import Tokenizer
 
     write_description(folder, options.preset)
-    set_default_prompt(folder, PROMPT_POSITIONS)
+    set_default_prompt(folder, options.positions)
     config = VoiceChatConfig.from_file(folder / "config.json")
     tokenizer = Tokenizer.from_directory(folder, config.text_config.vocab_size)
     dtype, how = FORMATS[options.stored][0], quantization_of(options.stored)
 
-    packed = None if how is None else (how.bits, how.group_size)
-
     def draw() -> dict[str, Any]:
         return drawn_tensors(config, tokenizer, dtype=dtype, quantization=how)
 
-    return Pair(Own.of_tensors(folder, draw()), Peer.of_tensors(folder, draw(), packed), folder)
+    return Pair(Own.of_tensors(folder, draw()), Peer.of_tensors(folder, draw(), _packed(options)), folder)
 
 
 def _counts(options: argparse.Namespace) -> dict[str, Any]:

@@ -20,20 +20,10 @@ from mlx.utils import tree_flatten
 __all__ = ["VIEWS", "Counted", "counting", "one_node_each", "primitives"]
 
 VIEWS = frozenset(
-    [
-        "Broadcast",
-        "Transpose",
-        "Reshape",
-        "ExpandDims",
-        "Flatten",
-        "Unflatten",
-        "Squeeze",
-        "Slice",
-        "Split",
-        "Depends",
-        "AsStrided",
-        "StopGradient",
-    ]
+    {
+        *("Broadcast", "Transpose", "Reshape", "ExpandDims", "Flatten", "Unflatten", "Squeeze"),
+        *("Slice", "Split", "Depends", "AsStrided", "StopGradient"),
+    }
 )
 NODE = re.compile(r'label ?= ?"([^"]+)", ?shape ?= ?rectangle')
 ON_ARRAYS = ("item", "tolist", "__int__", "__float__", "__bool__", "__index__", "__array__")

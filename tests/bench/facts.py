@@ -3,6 +3,7 @@
 import hashlib
 import os
 import platform
+from functools import cache
 from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ def backend_facts() -> dict[str, Any]:
     }
 
 
+@cache
 def _libraries() -> dict[str, str]:
     """MLX's and BLAS's files as loaded, by content; empty where the system does not list them."""
     mx.eval(mx.ones((2, 2)) @ mx.ones((2, 2)))  # now they are
@@ -42,11 +44,11 @@ def machine_facts() -> dict[str, Any]:
     """What a reader needs to place the numbers."""
     cpus = [line for line in _lines("/proc/cpuinfo") if line.startswith("model name")]
     return {
+        "python": f"Python {platform.python_version()}",
         "system": f"{platform.system()} {platform.machine()}",
         "cpu": cpus[0].split(":", 1)[1].strip() if cpus else platform.processor(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "gpu": mx.device_info().get("device_name") if mx.default_device() == mx.Device(mx.gpu) else None,
-        "python": platform.python_version(),
     }
 
 

@@ -29,8 +29,9 @@ def _facts(found: dict[str, Any]) -> list[str]:
     where = "one process, one MLX" if found["in_process"] else "two processes, the same MLX and BLAS"
     return [
         f"{found['checkpoint']}, fingerprint {found['ours']['fingerprint']}; {found['date']}",
-        f"{machine['gpu'] or machine['cpu']}, {machine['cores']} cores, {machine['system']}, "
-        f"Python {machine['python']}",
+        ", ".join(
+            (machine["gpu"] or machine["cpu"], f"{machine['cores']} cores", machine["system"], machine["python"])
+        ),
         f"{backend['device']}, {wheels}; {where}: {libraries or 'not listed by this system'}",
         f"peer: {peer}",
     ]
