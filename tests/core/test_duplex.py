@@ -37,16 +37,16 @@ def model(tiny: VoiceChat) -> VoiceChatModel:
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
     """A record of every step of the speech decoder and every draw."""
-    calls, original = Calls(), EarTTS.step
+    calls, original = Calls(), EarTTS.decode
 
-    def step(self: EarTTS, condition: mx.array, codes: mx.array, draws: Any, state: Any) -> Any:
-        result = original(self, condition, codes, draws, state)
+    def decode(self: EarTTS, condition: mx.array, codes: mx.array, *rest: Any) -> Any:
+        result = original(self, condition, codes, *rest)
         for record, value in ((calls.conditions, condition), (calls.previous, codes), (calls.codes, result[0])):
             record.append(value)
         return result
 
     prompt_step, frame = KeyedNoise.prompt_step, KeyedNoise.frame
-    monkeypatch.setattr(EarTTS, "step", step)
+    monkeypatch.setattr(EarTTS, "decode", decode)
     monkeypatch.setattr(
         KeyedNoise,
         "prompt_step",

@@ -113,7 +113,7 @@ def test_log_standard_deviation_has_a_lower_bound_and_no_upper() -> None:
     head = network(config()).mog_head
     x = mx.random.normal((200, 1, WIDTH), key=mx.random.key(0))
     raw = np.array(head.proj_logs(x))
-    _, log_std = head.gaussian(x, mx.zeros((200, 1), mx.int32))
+    _, log_std = head.gaussian(x, mx.zeros((200, 1), mx.int32), *head.project(x)[1:])
     assert raw.min() < -1
     assert raw.max() > 1
     assert np.array_equal(np.array(log_std), np.maximum(raw, -1.0))
@@ -289,6 +289,15 @@ def test_derived_value_is_computed_once_for_an_array() -> None:
     assert derived(a) is derived(a)
     assert derived(mx.array(1.0)).item() == 2
     assert len(calls) == 2
+
+
+def test_derived_value_of_what_is_traced_is_part_of_the_graph_and_not_kept() -> None:
+    derived, a, b = Derived(lambda x: 2 * x), mx.array(1.0), mx.array(5.0)
+    assert derived(a).item() == 2
+    double = mx.compile(lambda x: derived(x) + derived(a))
+    assert double(b).item() == 12
+    assert double(mx.array(7.0)).item() == 16
+    assert derived(a).item() == 2
 
 
 def test_norm_rounds_bfloat16_once() -> None:

@@ -11,7 +11,19 @@ from hypothesis import strategies as st
 from voicechat_core.errors import InputError
 from voicechat_core.nn import kv_cache
 from voicechat_core.nn import state as states
-from voicechat_core.nn.kv_cache import KVCache, append, attention_mask, bounded, new_kv_cache, rewound
+from voicechat_core.nn.kv_cache import (
+    KVCache,
+    append,
+    attention_mask,
+    bounded,
+    grown,
+    new_kv_cache,
+    reserve,
+    rewound,
+    roomy,
+    store,
+    trimmed,
+)
 
 HEADS, DIM = 2, 3
 
@@ -445,3 +457,77 @@ def test_more_than_there_was_cannot_be_taken_back():
         rewound(cache, 5)
     with pytest.raises(InputError, match="bounded"):
         rewound(bounded(cache, 1, 1), 1)
+
+
+# One position at a time, in arrays.
+
+
+def reserved(cache, window):
+    """One position more by a place and arrays: the cache, and the positions that its mask shows, by slot."""
+    place = reserve(cache, window)
+    slot, mask = place.arrays()
+    assert mask.shape == (1, 1, 1, cache.keys.shape[2])
+    cache = store(cache, *numbered(place.position, 1), slot)
+    return cache, (np.array(cache.keys)[0, 0, np.array(mask)[0, 0, 0], 0].astype(int) - 1).tolist()
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.lists(st.integers(1, 7), max_size=6), windows, pins, bounds, st.booleans())
+def test_a_reserved_position_is_an_appended_one(parts, window, pinned, newest, ring):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kv_cache, "BLOCK", 4)
+        one, other = (exact(parts, window) for _ in range(2))
+        if ring:
+            one, other = (bounded(cache, pinned, newest, window) for cache in (one, other))
+        for _ in range(30):
+            one, expected = stepped(one, window)
+            other, found = reserved(other, window)
+            assert found == expected
+            assert (other.length, other.position, other.keys.shape) == (one.length, one.position, one.keys.shape)
+
+
+def test_a_stored_position_is_written_in_place():
+    cache = KVCache(mx.zeros((1, 2, 256, 512)), mx.zeros((1, 2, 256, 512)))
+    mx.eval(cache.keys, cache.values)
+    for _ in range(5):
+        slot, _ = reserve(cache).arrays()
+        new = mx.ones((1, 2, 1, 512))
+        mx.eval(slot, new)
+        mx.reset_peak_memory()
+        held = mx.get_active_memory()
+        cache = store(cache, new, new, slot)
+        mx.eval(cache.keys, cache.values)
+        assert mx.get_peak_memory() - held < cache.keys.nbytes // 8
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.integers(1, 7), max_size=6), windows, pins, bounds, st.booleans())
+def test_what_it_will_grow_to_is_known_before(parts, window, pinned, newest, ring):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kv_cache, "BLOCK", 4)
+        cache = exact(parts, window)
+        if ring:
+            cache = bounded(cache, pinned, newest, window)
+        for _ in range(60):
+            capacity, full = cache.keys.shape[2], cache.keys.shape[2] == cache.length
+            larger = grown(cache, window)
+            cache, _ = reserved(cache, window)
+            if full and cache.keys.shape[2] != capacity:
+                assert larger is not None
+                assert (larger.keys.shape, larger.values.shape) == (cache.keys.shape, cache.values.shape)
+            if larger is None:
+                assert cache.keys.shape[2] == capacity
+
+
+@pytest.mark.parametrize("window", [None, 3, 300])
+def test_a_trimmed_cache_holds_what_is_filled_and_goes_on_as_before(window):
+    cache = exact([100, 57], window)
+    kept = trimmed(cache)
+    assert kept.keys.shape[2] == cache.length < cache.keys.shape[2]
+    again = roomy(kept, cache.keys.shape[2])
+    assert np.array_equal(np.array(again.keys)[:, :, : again.length], np.array(cache.keys)[:, :, : cache.length])
+    for _ in range(120):
+        cache, expected = stepped(cache, window)
+        again, found = stepped(again, window)
+        assert found == expected
+        assert again.keys.shape == cache.keys.shape

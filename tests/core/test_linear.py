@@ -5,7 +5,7 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 
-from voicechat_core.nn.linear import Embedding, Linear, matrices
+from voicechat_core.nn.linear import Embedding, Joined, Linear, matrices
 from voicechat_core.quantization import Quantization
 
 OUTPUTS, INPUTS = 24, 256
@@ -108,3 +108,77 @@ def test_inputs_are_cast_to_the_scales_not_the_scales_to_the_inputs():
     parts = (module.weight, module.scales, module.biases)
     expected = mx.quantized_matmul(x.astype(mx.bfloat16), *parts, transpose=True, group_size=64, bits=4)
     assert mx.array_equal(module(x), expected)
+
+
+# ---- sums and joint products
+
+
+def _linears(bias, sizes=(64, 32, 32)):
+    linears = [Linear(64, size, bias=bias) for size in sizes]
+    for number, linear in enumerate(linears):
+        linear.weight = mx.random.normal(linear.weight.shape, key=mx.random.key(number))
+        if bias:
+            linear.bias = mx.random.normal(linear.bias.shape, key=mx.random.key(10 + number))
+    return linears
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("alpha", [1.0, 0.5])
+def test_a_sum_is_the_residual_and_the_scaled_product(bias, alpha):
+    linear = _linears(bias)[0]
+    x, residual = (mx.random.normal((2, 3, 64), key=mx.random.key(n)) for n in (20, 21))
+    expected = np.array(residual) + alpha * np.array(linear(x))
+    np.testing.assert_allclose(np.array(linear.add(x, residual, alpha)), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_a_sum_of_a_wider_residual_keeps_the_residuals_dtype_and_bits():
+    linear = _linears(bias=False)[0]
+    linear.weight = linear.weight.astype(mx.bfloat16)
+    x, residual = mx.ones((1, 64)), mx.full((1, 64), 1 + 2.0**-12)
+    y = linear.add(x, residual)
+    assert y.dtype == mx.float32
+    np.testing.assert_array_equal(np.array(y), np.array(residual + linear(x).astype(mx.float32)))
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_joint_product_is_the_parts_side_by_side(bias):
+    parts, x = _linears(bias), mx.random.normal((2, 1, 64), key=mx.random.key(30))
+    expected = np.concatenate([np.array(part(x)) for part in parts], axis=-1)
+    extra = mx.arange(128).astype(mx.float32)
+    joined = Joined(*parts)
+    np.testing.assert_allclose(np.array(joined(x)), expected, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(np.array(joined(x, extra)), expected + np.array(extra), rtol=1e-5, atol=1e-5)
+
+
+def test_parts_keep_their_values_and_share_the_joint_memory():
+    parts = _linears(bias=False, sizes=(512, 512))
+    before = [np.array(part.weight) for part in parts]
+    mx.eval([part.weight for part in parts])
+    held = mx.get_active_memory()
+    Joined(*parts).ready()
+    assert mx.get_active_memory() - held < parts[0].weight.nbytes
+    for part, weight in zip(parts, before, strict=True):
+        np.testing.assert_array_equal(np.array(part.weight), weight)
+
+
+def test_a_part_with_another_weight_is_joined_again():
+    parts, x = _linears(bias=False), mx.random.normal((1, 64), key=mx.random.key(31))
+    joined = Joined(*parts)
+    joint = joined.ready()
+    assert joined.ready() is joint
+    parts[1].weight = 2 * parts[1].weight
+    np.testing.assert_allclose(np.array(joined(x))[:, 64:96], np.array(parts[1](x)), rtol=1e-5, atol=1e-5)
+
+
+def test_parts_packed_alike_are_joined_and_others_multiplied_one_by_one():
+    alike = [packed(Linear, 4, 32)[0], packed(Linear, 4, 32)[0]]
+    x = mx.random.normal((1, INPUTS), key=mx.random.key(32))
+    expected = np.concatenate([np.array(part(x)) for part in alike], axis=-1)
+    joined = Joined(*alike)
+    assert joined.ready() is not None
+    np.testing.assert_allclose(np.array(joined(x)), expected, rtol=1e-5, atol=1e-5)
+    mixed = [packed(Linear, 4, 32)[0], packed(Linear, 8, 32)[0]]
+    expected = np.concatenate([np.array(part(x)) for part in mixed], axis=-1)
+    other = Joined(*mixed)
+    assert other.ready() is None
+    np.testing.assert_allclose(np.array(other(x, mx.ones(2 * OUTPUTS))), expected + 1, rtol=1e-5, atol=1e-5)

@@ -88,7 +88,8 @@ def test_scan_is_the_recurrence(chunks, extra, chunk):
 
 def test_step_is_the_recurrence():
     inputs = scan_inputs(1, batch=2)
-    y, state = ssm_step(*inputs)
+    x, delta, a, *rest = inputs
+    y, state = ssm_step(x, delta, mx.exp(delta * a), *rest)
     expected_y, expected_state = recurrence(*inputs)
     assert error(y, expected_y) <= SCAN_TOLERANCE
     assert error(state, expected_state) <= SCAN_TOLERANCE

@@ -1,5 +1,6 @@
 """The session's draws depend on seed and place alone."""
 
+import zlib
 from typing import Any
 
 import mlx.core as mx
@@ -8,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.core.graphs import operations
 from voicechat_core.config import MogHeadConfig, TtsConfig
 from voicechat_core.errors import InputError
 from voicechat_core.nn.sampler import Draws
@@ -76,6 +78,50 @@ def test_draws_never_change() -> None:
     # The generator's bits are exact; the normals' inverse error function may differ between devices.
     assert np.allclose(np.array(u)[[0, 4], [0, 9]], [0.29473945, 0.36775759], rtol=0, atol=1e-7)
     assert np.allclose(np.array(z)[[0, 4], [0, 5]], [0.29980358, 0.85022092], rtol=0, atol=1e-5)
+
+
+# Of each step's uniforms the checksum, and two of its normals.
+RECORDED = {
+    (0, "frame", 0): (4219668520, 1.0712045, 0.9608764),
+    (0, "frame", 7503): (153530677, -0.4125797, -0.2011152),
+    (0, "prompt", 36): (808272039, 0.2410740, 0.2210462),
+    (1, "frame", 0): (2747174483, -0.5142540, 0.5042951),
+    (1, "frame", 7503): (2102342553, 0.7556907, 0.2916274),
+    (1, "prompt", 36): (808272039, 0.2410740, 0.2210462),
+    (2**64 - 1, "frame", 0): (790295211, -0.8146591, -0.3858852),
+    (2**64 - 1, "frame", 7503): (1452255282, 0.8496884, -0.3040700),
+}
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize(("seed", "kind", "number"), list(RECORDED))
+def test_draws_of_many_steps_never_change(seed: int, kind: str, number: int, compiled: bool) -> None:
+    noise = KeyedNoise(seed, CONFIG, compiled=compiled)
+    u, z = noise.frame(number, 0) if kind == "frame" else noise.prompt_step(number)
+    checksum, *normals = RECORDED[seed, kind, number]
+    assert zlib.crc32(np.array(u).tobytes()) == checksum
+    assert np.allclose(np.array(z)[[1, 4], [2, 5]], normals, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize(("components", "latent"), [(10, 6), (7, 9), (1024, 512)])
+def test_each_pass_draws_as_mlx_does_by_its_keys(components: int, latent: int, compiled: bool) -> None:
+    """One key a pass from the step's, and from that one for each kind of draw; equal to the bit."""
+    head = MogHeadConfig(num_predictions=components)
+    config = TtsConfig(guidance_scale=0.2, top_p=0.95, noise_scale=0.001, latent_size=latent, mog_head=head)
+    noise = KeyedNoise(77, config, compiled=compiled)
+    for index in range(40):
+        words = np.random.SeedSequence(77, spawn_key=(1, index)).generate_state(2, np.uint32)
+        pairs = [mx.random.split(key) for key in mx.random.split(mx.array(words), 5)]
+        u = mx.stack([mx.random.uniform(shape=(components,), key=first) for first, _ in pairs])
+        z = mx.stack([mx.random.normal(shape=(latent,), key=second) for _, second in pairs])
+        assert equal(noise.frame(index, 0), (u, z))
+
+
+def test_a_frame_is_drawn_in_few_operations() -> None:
+    """Four of random bits, and what becomes of them; it was 98, for each pass drew on its own."""
+    assert operations(*KeyedNoise(1, CONFIG, compiled=True).frame(3, 3)).total() == 8
+    assert operations(*KeyedNoise(1, CONFIG).frame(3, 3)).total() == 18
 
 
 @pytest.mark.parametrize("seed", [-1, 2**64, 1.0, "1", None, True])

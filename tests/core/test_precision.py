@@ -16,7 +16,7 @@ from voicechat_core.config import VoiceChatConfig
 from voicechat_core.convert import convert
 from voicechat_core.model import VoiceChatModel
 from voicechat_core.nn import state as states
-from voicechat_core.nn.linear import matrices
+from voicechat_core.nn.linear import Joined, matrices
 from voicechat_core.nn.perception import PerceptionState
 from voicechat_core.nn.rvq import ResidualVQ
 from voicechat_core.noise import KeyedNoise
@@ -243,7 +243,8 @@ VIEWS = {"Transpose", "Reshape", "Slice", "Squeeze", "ExpandDims", "Flatten", "U
 def widened(model: VoiceChatModel, outputs: list[mx.array]) -> set[str]:
     """Names of weights that a graph converts to another dtype, as they are or through a view."""
     text = io.StringIO()
-    mx.export_to_dot(text, outputs, **dict(named_parameters(model.networks)))
+    weights = {**dict(named_parameters(model.networks)), **joint_weights(model)}
+    mx.export_to_dot(text, outputs, **weights)
     operations = dict(re.findall(r"\{ (\d+) \[label =\"(\w+)\"", text.getvalue()))
     followers: dict[str, list[str]] = {}
     for source, target in re.findall(r"^\"?([^\" ]+)\"? -> \"?([^\" \n]+)\"?$", text.getvalue(), re.MULTILINE):
@@ -256,7 +257,16 @@ def widened(model: VoiceChatModel, outputs: list[mx.array]) -> set[str]:
             kind == "AsType" or ((kind is None or kind in VIEWS) and reaches(following)) for kind, following in kinds
         )
 
-    return {name for name, _ in named_parameters(model.networks) if reaches(name)}
+    return {name for name in weights if reaches(name)}
+
+
+def joint_weights(model: VoiceChatModel) -> dict[str, mx.array]:
+    """The arrays that matrices of the same input are multiplied as."""
+    holders = [*model.networks.modules(), model.functions]
+    joined = [value for holder in holders for value in vars(holder).values() if isinstance(value, Joined)]
+    joints = [joint for found in joined if (joint := found.ready()) is not None]
+    assert len(joints) > 5
+    return {f"joint{i}.{name}": x for i, joint in enumerate(joints) for name, x in joint.parameters().items()}
 
 
 @pytest.mark.parametrize(("build", "precision"), [("bf16", "auto"), ("4bit", "auto"), ("4bit", "float32")])
@@ -270,8 +280,8 @@ def test_no_weight_is_converted_in_a_frame(builds: dict[str, Path], build: str, 
 def test_a_weight_that_is_converted_is_seen(builds: dict[str, Path]) -> None:
     model = load_model(builds["bf16"], "auto")
     head = model.networks.stt_model.lm_head
-    wide = mx.ones((1, head.shape[1])) @ head.weight.T
     outputs, _, _ = after_two_frames(model)
+    wide = mx.ones((1, head.shape[1])) @ head.weight.T
     assert widened(model, [*outputs, wide]) == {"stt_model.lm_head.weight"}
 
 

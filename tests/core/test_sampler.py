@@ -61,8 +61,9 @@ def test_top_p_keeps_what_a_sort_keeps(seed: int, size: int, p: float, spread: f
     assert np.array_equal(kept[sorted(found)], logits[sorted(found)])
 
 
-def test_top_p_always_keeps_the_likeliest() -> None:
-    kept = np.array(top_p(mx.array([[0.0, 50.0, 1.0]]), 0.05))
+@pytest.mark.parametrize("p", [0.0, 0.05])
+def test_top_p_always_keeps_the_likeliest(p: float) -> None:
+    kept = np.array(top_p(mx.array([[0.0, 50.0, 1.0]]), p))
     assert np.isfinite(kept).tolist() == [[False, True, False]]
 
 
@@ -93,6 +94,35 @@ def test_equal_components_give_the_lowest() -> None:
     assert choose_component(mx.zeros((1, 4)), 1.0, mx.full((4,), 0.5)).item() == 0
 
 
+def plain_component(logits: mx.array, p: float, u: mx.array) -> mx.array:
+    """The draw as the specification words it: logarithms of the kept components' probabilities, plus Gumbel's."""
+    order = mx.argsort(logits, axis=-1)
+    ascending = mx.take_along_axis(logits, order, axis=-1)
+    mass = mx.cumsum(mx.softmax(ascending, axis=-1), axis=-1)
+    kept = (mass > 1 - p) | (mx.arange(logits.shape[-1]) == logits.shape[-1] - 1)
+    kept = mx.put_along_axis(mx.full(logits.shape, -mx.inf), order, mx.where(kept, ascending, -mx.inf), axis=-1)
+    noise = -mx.log(-mx.log(u + 1e-8) + 1e-8)
+    return mx.argmax(kept - mx.logsumexp(kept, axis=-1, keepdims=True) + noise, axis=-1)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("size", [5, 64, 1024])
+@pytest.mark.parametrize("grid", [None, 4.0])
+def test_component_is_that_of_the_plain_draw(size: int, grid: float | None, compiled: bool) -> None:
+    """2,000 draws each; on a grid of few values for both, so that most logits, edges of top-p and scores are ties."""
+    choose = mx.compile(choose_component) if compiled else choose_component
+    keys = [mx.random.split(key) for key in mx.random.split(mx.random.key(size), 20)]
+    tied = 0
+    for first, second in keys:
+        logits, u = 2 * mx.random.normal((100, size), key=first), mx.random.uniform(shape=(100, size), key=second)
+        if grid is not None:
+            logits, u = mx.round(logits * grid / 4) * 4 / grid, mx.floor(u * grid) / grid
+            scores = logits + gumbel(u)
+            tied += int(((scores == scores.max(axis=-1, keepdims=True)).sum(axis=-1) > 1).sum())
+        assert mx.array_equal(choose(logits, 0.95, u), plain_component(logits, 0.95, u))
+    assert grid is None or tied > 50
+
+
 def numpy_quantize(latent: Floats, tables: Floats, start: int, count: int) -> list[int]:
     codes, rest = [], latent.astype(np.float64)
     for level in range(start, start + count):
@@ -115,6 +145,19 @@ def test_quantize_takes_the_nearest_code_vector(seed: int, start: int, count: in
     for level, code in enumerate(expected, start):
         depth = depth + tables[level][code]
     assert np.array_equal(np.array(total)[0, 0], depth)
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_codes_and_sums_are_those_of_the_distances_written_out(first: bool) -> None:
+    """Equal to the bit: the product's factor of 2 rounds nothing. Without levels before, the sum begins with none."""
+    tables = mx.random.normal((6, 64, 32), key=mx.random.key(0))
+    latent, depth = (mx.random.normal((300, 1, 32), key=mx.random.key(n)) for n in (1, 2))
+    norms, residual, total = square_norms(tables), latent, mx.zeros_like(depth) if first else depth
+    codes, found = quantize(latent, None if first else depth, tables, norms, 1, 4)
+    for code, level in zip(codes, range(1, 5), strict=True):
+        assert mx.array_equal(code, mx.argmin(norms[level] - 2 * (residual @ tables[level].T), axis=-1))
+        residual, total = residual - tables[level][code], total + tables[level][code]
+    assert mx.array_equal(found, total)
 
 
 def test_equal_distances_give_the_lowest_code() -> None:

@@ -346,7 +346,7 @@ def test_a_failed_frame_ends_the_session_and_no_other(tiny: VoiceChat) -> None:
 def steps(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[int]]:
     """Positions of every step of the trunk and of the speech decoder, as they are taken."""
     counts: dict[str, list[int]] = {"llm": [], "tts": []}
-    trunk, decoder = NemotronH.step, EarTTS.step
+    trunk, decoder = NemotronH.step, EarTTS.decode
 
     def trunk_step(self: NemotronH, x: mx.array, state: Any) -> Any:
         counts["llm"].append(x.shape[1])
@@ -357,7 +357,7 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[int]]:
         return decoder(self, condition, *rest)
 
     monkeypatch.setattr(NemotronH, "step", trunk_step)
-    monkeypatch.setattr(EarTTS, "step", decoder_step)
+    monkeypatch.setattr(EarTTS, "decode", decoder_step)
     return counts
 
 

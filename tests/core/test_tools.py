@@ -419,7 +419,7 @@ def test_what_stands_there_is_what_is_heard_and_spoken(
     """The next input is made of the ids that stand, not of those that were chosen; so is the speech."""
     frames: list[tuple[mx.array, Frame]] = []
     spoken: list[mx.array] = []
-    step, speak = duplex.step, EarTTS.step
+    step, speak = duplex.step, EarTTS.decode
 
     def kept(model: Any, audio: mx.array, *words: Any, **options: Any) -> Any:
         result = step(model, audio, *words, **options)
@@ -433,7 +433,7 @@ def test_what_stands_there_is_what_is_heard_and_spoken(
     monkeypatch.setattr(duplex, "step", kept)
     script([START, *tokenizer.encode(SHORT), END, 47])
     session = tiny.session(tools=True, system_prompt="hi")
-    monkeypatch.setattr(EarTTS, "step", heard)
+    monkeypatch.setattr(EarTTS, "decode", heard)
     text, _ = ids_of(answering(session, session.push(sound(60)), 5, wait=2))
     assert {*text} == {SAID, PAD}
     embed = tiny.model.networks.stt_model.embed_tokens

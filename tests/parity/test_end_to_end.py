@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import cache
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 from tests.conftest import GOLDEN_FOLDERS
 from voicechat_core import duplex, offline
+from voicechat_core import frame as frames
 from voicechat_core.checkpoint import load_model
 from voicechat_core.model import VoiceChatModel
 from voicechat_core.verify import compare, tolerance, verify
@@ -76,22 +78,31 @@ def wrapped(name: str, around: Callable[..., Any]) -> Patch:
     return patch
 
 
-def bos_history(original: Any, model: Any, audio: Any, text: Any, function: Any, state: Any) -> Any:
-    first = state.position == 0
-    return original(model, audio, mx.full(text.shape, model.config.bos_token_id) if first else text, function, state)
+def fused_otherwise(change: Callable[..., tuple[mx.array, mx.array, mx.array]]) -> Patch:
+    """Make the trunk's input of what ``change(model, index of the call, audio, text, function)`` gives."""
+
+    def patch(monkeypatch: pytest.MonkeyPatch, model: VoiceChatModel) -> None:
+        original, calls = frames.fused, count()
+        changed = lambda embed, weight, *parts: original(embed, weight, *change(model, next(calls), *parts))  # noqa: E731
+        monkeypatch.setattr(frames, "fused", changed)
+
+    return patch
 
 
-def unweighted_functions(original: Any, model: Any, audio: Any, text: Any, function: Any, state: Any) -> Any:
-    embed = model.networks.stt_model.embed_tokens
-    return original(model, audio - embed(function), text, function, state)
+def bos_history(model: Any, call: int, audio: Any, text: Any, function: Any) -> Any:
+    return audio, mx.full(text.shape, model.config.bos_token_id) if call == 0 else text, function
 
 
-def no_function_feedback(original: Any, model: Any, audio: Any, text: Any, function: Any, state: Any) -> Any:
-    return original(model, audio, text, mx.full(function.shape, model.config.pad_token_id), state)
+def unweighted_functions(model: Any, call: int, audio: Any, text: Any, function: Any) -> Any:
+    return audio - model.networks.stt_model.embed_tokens(function), text, function
 
 
-def eos_ignored(original: Any, model: Any, text: Any, speech: Any) -> Any:
-    return speech.codes
+def no_function_feedback(model: Any, call: int, audio: Any, text: Any, function: Any) -> Any:
+    return audio, text, mx.full(function.shape, model.config.pad_token_id)
+
+
+def eos_keeps_the_codes(monkeypatch: pytest.MonkeyPatch, model: VoiceChatModel) -> None:
+    monkeypatch.setattr(frames.FrameFunctions, "previous", lambda self, text, codes: codes)
 
 
 def silence_after_eos(original: Any, model: Any, text: Any, speech: Any, draws: Any) -> Any:
@@ -122,10 +133,10 @@ def prompt_cut_off(monkeypatch: pytest.MonkeyPatch, model: VoiceChatModel) -> No
 
 
 MUTATIONS: list[tuple[str, Patch, tuple[str, ...], str]] = [
-    ("BOS before position 0", wrapped("_think", bos_history), RUNS, "hidden"),
-    ("functions weigh one", wrapped("_think", unweighted_functions), RUNS, "hidden"),
-    ("functions are not fed back", wrapped("_think", no_function_feedback), RUNS, "hidden"),
-    ("EOS keeps the codes", wrapped("_previous_codes", eos_ignored), RUNS, "codes_from_t1"),
+    ("BOS before position 0", fused_otherwise(bos_history), RUNS, "hidden"),
+    ("functions weigh one", fused_otherwise(unweighted_functions), RUNS, "hidden"),
+    ("functions are not fed back", fused_otherwise(no_function_feedback), RUNS, "hidden"),
+    ("EOS keeps the codes", eos_keeps_the_codes, RUNS, "codes_from_t1"),
     ("EOS silences the next step too", wrapped("_speak", silence_after_eos), RUNS, "codes_from_t1"),
     ("D7: silence codes at time 0", silence_at_zero, ("e2e_plain",), "audio"),
     ("the decoder skips the prompt", wrapped("prompt_step", silent_prompt), ("e2e_prompt",), "codes_from_t1"),

@@ -166,7 +166,8 @@ def guidance_on_logits_only(patch: Patch) -> None:
         for layer in self.mlp_stack:
             x = layer(x)
         logits = mog_head.guide(self.proj_logits(x), self.guidance_scale)
-        return self.gaussian(x[:1], sampler.choose_component(logits, self.top_p, u))
+        component = sampler.choose_component(logits, self.top_p, u)
+        return self.gaussian(x[:1], component, *self.project(x[:1])[1:])
 
     patch.setattr(MogHead, "__call__", wrong)
 
@@ -178,9 +179,9 @@ def no_guidance(patch: Patch) -> None:
 def no_lower_bound(patch: Patch) -> None:
     gaussian = MogHead.gaussian
 
-    def wrong(self: MogHead, x: mx.array, component: mx.array) -> tuple[mx.array, mx.array]:
+    def wrong(self: MogHead, *arrays: mx.array) -> tuple[mx.array, mx.array]:
         self.min_log_std = -1e9
-        return gaussian(self, x, component)
+        return gaussian(self, *arrays)
 
     patch.setattr(MogHead, "gaussian", wrong)
 
@@ -192,8 +193,8 @@ def no_top_p(patch: Patch) -> None:
 def quantized_from_level_0(patch: Patch) -> None:
     right = sampler.quantize
 
-    def wrong(latent: mx.array, depth: mx.array, tables: mx.array, norms: mx.array, start: int, count: int) -> Any:
-        codes, total = right(latent, mx.zeros_like(depth), tables, norms, 0, start + count)
+    def wrong(latent: mx.array, _: Any, tables: mx.array, norms: mx.array, start: int, count: int) -> Any:
+        codes, total = right(latent, None, tables, norms, 0, start + count)
         return codes[start:], total
 
     patch.setattr(ear_tts, "quantize", wrong)
@@ -201,7 +202,11 @@ def quantized_from_level_0(patch: Patch) -> None:
 
 def draw_taken_as_the_full_latent(patch: Patch) -> None:
     right = sampler.quantize
-    patch.setattr(ear_tts, "quantize", lambda latent, depth, *rest: right(latent - depth, depth, *rest))
+
+    def wrong(latent: mx.array, depth: mx.array | None, *rest: Any) -> Any:
+        return right(latent if depth is None else latent - depth, depth, *rest)
+
+    patch.setattr(ear_tts, "quantize", wrong)
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,7 @@ class FakeVoiceChat:
         self.opened: list[dict[str, Any]] = []
         self.warmed: list[str] = []
         self.first_frame_samples = LOOKAHEAD
-        self.model = SimpleNamespace(config=SimpleNamespace(input_frame_samples=FRAME))
+        self.model = SimpleNamespace(config=SimpleNamespace(input_frame_samples=FRAME), compiled=False)
 
     def warm_up(self, prompt_tokens: int = 256) -> None:
         self.warmed.append(f"{prompt_tokens} prompt tokens")

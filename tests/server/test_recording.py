@@ -98,6 +98,7 @@ def test_a_conversation_as_it_lies_on_the_disk(tmp_path: Path) -> None:
             assert {**told, "versions": 0, "started": 0} == {
                 "format": 1, "session": "sess_0000000000000000", "started": 0, "model": "fake",
                 "checkpoint": "/checkpoint", "precision": "auto", "fingerprint": FINGERPRINT, "versions": 0,
+                "compiled": False,
                 "opening": {**opening, **calls, "skip_beyond_seconds": 1000.0}, "ended": ending, "complete": True,
                 "incomplete_because": None, "input_samples": 4480, "output_samples": 7056,
             }  # fmt: skip
@@ -742,9 +743,9 @@ def test_a_place_that_cannot_hold_recordings_is_refused_at_the_start(tmp_path: P
 def test_a_recording_says_of_which_model_it_is(tmp_path: Path) -> None:
     recordings = Recordings(Path("r"), model="m", checkpoint=Path("relative"), precision="bfloat16", on_disk=at_once)
     model = FakeVoiceChat()
-    model.model.fingerprint = "f" * 16
+    model.model.fingerprint, model.model.compiled = "f" * 16, True
     assert recordings.loading(lambda: model)() is model  # type: ignore[arg-type,return-value]
     session = recordings.folder("sess_1")._session
     assert (session.model, session.checkpoint) == ("m", str(Path.cwd() / "relative"))
-    assert (session.fingerprint, session.precision) == ("f" * 16, "bfloat16")
+    assert (session.fingerprint, session.precision, session.compiled) == ("f" * 16, "bfloat16", True)
     assert json.loads(json.dumps(session.versions))["numpy"] == np.__version__

@@ -511,6 +511,25 @@ def test_the_recorded_precision_is_loaded(folder: Path, tiny: VoiceChat, tiny_pa
         replay(folder, tiny_path)
 
 
+@pytest.mark.parametrize(("recorded", "asked"), [(True, "on"), (False, "off"), (None, "off")])
+def test_it_is_compiled_as_it_was(
+    recorded: bool | None, asked: str, folder: Path, tiny: VoiceChat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rounding may differ, and samples with it. Recordings that do not say are from before anything was compiled."""
+    seen: list[str] = []
+
+    def load(checkpoint: Path, *, precision: str, compile: str) -> VoiceChat:
+        seen.append(compile)
+        return tiny
+
+    monkeypatch.setattr("voicechat_core.voicechat.load", load)
+    kept = facts(folder)
+    kept.pop("compiled")
+    (folder / "session.json").write_text(json.dumps(kept if recorded is None else {**kept, "compiled": recorded}))
+    assert replay(folder).same
+    assert seen == [asked]
+
+
 def test_other_versions_are_mentioned(folder: Path, tiny: VoiceChat) -> None:
     change_facts(folder, versions={**facts(folder)["versions"], "mlx": "0.1.2", "numpy": "1"})
     report = again(folder, tiny)

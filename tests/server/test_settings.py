@@ -55,7 +55,7 @@ def test_how_many_frames_a_call_waits(seconds: float, frames: int) -> None:
 def test_every_limit_is_an_option(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[Worker, App, Place]] = []
     monkeypatch.setattr(cli, "run", lambda *arguments: seen.append(arguments))
-    monkeypatch.setattr(cli, "_loader", lambda checkpoint, precision: (checkpoint, precision))
+    monkeypatch.setattr(cli, "_loader", lambda checkpoint, precision, compile: (checkpoint, precision))
     monkeypatch.setattr(cli, "_checkpoint", lambda model: (model, Path("there")))
     options = {
         "session-seconds": 1, "configure-seconds": 2, "idle-seconds": "inf", "queued-seconds": 4, "queued-events": 5,
@@ -89,7 +89,7 @@ def test_the_options_defaults_are_the_settings() -> None:
     seen: list[tuple[Worker, App, Place]] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cli, "run", lambda *arguments: seen.append(arguments))
-        patch.setattr(cli, "_loader", lambda checkpoint, precision: (checkpoint, precision))
+        patch.setattr(cli, "_loader", lambda checkpoint, precision, compile: (checkpoint, precision))
         patch.setattr(cli, "_checkpoint", lambda model: (model, Path("there")))
         assert CliRunner().invoke(cli.app, ["-m", "m"]).exit_code == 0
     [(worker, app, place)] = seen

@@ -17,7 +17,7 @@ from training.listening.network import Dropout
 from training.listening.timeline import PAD
 from training.recogniser import edits
 from training.small import small_config
-from voicechat_core import duplex
+from voicechat_core.frame import fused
 from voicechat_core.model import Networks, SttModel
 from voicechat_core.nn.rnnt import greedy_decode
 from voicechat_core.weights import named_parameters
@@ -129,15 +129,10 @@ def test_what_is_trained_is_what_is_served(stt: SttModel) -> None:
 def served(
     stt: SttModel, audio: mx.array, text: mx.array, function: mx.array, state: object
 ) -> tuple[mx.array, object]:
-    """``duplex``'s own fused input and the trunk's step."""
-
-    class Model:
-        config = small_config()
-        networks = type("N", (), {"stt_model": stt})
-
-    holder = duplex.DuplexState(state, None, text, function, 0, 0)  # type: ignore[arg-type]
-    frame = duplex._think(Model, audio, text, function, holder)  # type: ignore[arg-type]
-    return frame.hidden, holder.llm
+    """The product's own fused input and the trunk's step."""
+    inputs = fused(stt.embed_tokens, small_config().function_channel_weight, audio, text, function)
+    hidden, state = stt.llm.step(inputs, state)
+    return hidden, state
 
 
 def test_the_loss_counts_each_part(stt: SttModel) -> None:

@@ -312,14 +312,14 @@ def test_a_row_sees_what_duplex_feeds(setting: Setting, monkeypatch: pytest.Monk
         setting.config, setting.networks, setting.tokenizer, RnntVocabulary(RNNT_PIECES)
     )
     met: list[NDArray[np.float32]] = []
-    own = EarTTS.step
+    own = EarTTS.decode
 
     def recorded(self: EarTTS, *arguments: Any) -> Any:
         result = own(self, *arguments)
         met.append(np.array(result[1]))
         return result
 
-    monkeypatch.setattr(EarTTS, "step", recorded)
+    monkeypatch.setattr(EarTTS, "decode", recorded)
     noise = KeyedNoise(5, setting.config.tts_config)
     prompt, state = duplex.start(model, model.warm_up(), [BOS, 30, 31, EOS], noise)
     assert prompt is not None

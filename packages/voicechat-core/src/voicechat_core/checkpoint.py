@@ -92,8 +92,8 @@ def check_directory(directory: Path) -> None:
         raise CheckpointError(f"{directory}: {what}; {wanted}")
 
 
-def load_model(directory: Path, precision: Precision = "float32") -> VoiceChatModel:
-    """Load everything a checkpoint directory holds.
+def load_model(directory: Path, precision: Precision = "float32", *, compiled: bool = False) -> VoiceChatModel:
+    """Load everything a checkpoint directory holds; ``compiled`` is as in ``VoiceChatModel``.
 
     Raises:
         CheckpointError: naming the file or the tensor, and both values where two disagree.
@@ -106,7 +106,7 @@ def load_model(directory: Path, precision: Precision = "float32") -> VoiceChatMo
     vocabulary = RnntVocabulary.from_checkpoint(directory, config)
     try:
         networks = load_networks(directory, config, precision, transcript=vocabulary.enabled)
-        return VoiceChatModel.from_networks(config, networks, tokenizer, vocabulary)
+        return VoiceChatModel.from_networks(config, networks, tokenizer, vocabulary, compiled=compiled)
     except CheckpointError as error:
         where = "" if str(error).startswith(str(directory)) else f"{directory}: "
         raise CheckpointError(f"{where}{error}") from error

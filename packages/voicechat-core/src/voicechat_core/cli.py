@@ -5,6 +5,7 @@ import logging
 import shutil
 import signal
 import sys
+import time
 from importlib.metadata import version
 from io import TextIOWrapper
 from pathlib import Path
@@ -31,6 +32,7 @@ CHECKPOINT_HELP = (
     "downloaded once."
 )
 PRECISION_HELP = "auto (as the checkpoint's dense weights are stored), float32 or bfloat16."
+COMPILE_HELP = "auto, on or off: whether a frame's steps are compiled. auto is on, where that is possible."
 PROMPT_STEPS_HELP = (
     "Step the speech decoder over the system prompt, as NVIDIA's offline run does; its live one does not."
 )
@@ -126,6 +128,7 @@ def generate(
     extra_seconds: Annotated[float, typer.Option(help="Silence to listen to after the recording.", min=0)] = 0.0,
     max_frames: Annotated[int | None, typer.Option(help="Stop after this many 80 ms frames.", min=0)] = None,
     precision: Annotated[str, typer.Option(help=PRECISION_HELP)] = "auto",
+    compile: Annotated[str, typer.Option(help=COMPILE_HELP)] = "auto",
     tts_prompt_steps: Annotated[bool, typer.Option(help=PROMPT_STEPS_HELP)] = True,
     tts_context_frames: Annotated[int | None, typer.Option(help=CONTEXT_HELP, min=1)] = None,
     stream: Annotated[bool, typer.Option("--stream", help="Through a live session, frame by frame.")] = False,
@@ -137,6 +140,7 @@ def generate(
     """Answer a recording: print what was said and answered, write the spoken answer."""
     from voicechat_core.arguments import check_arguments
     from voicechat_core.audio import check_writable, read_audio, write_wav
+    from voicechat_core.compilation import check_compile
     from voicechat_core.config import INPUT_SAMPLE_RATE
     from voicechat_core.hub import locate
     from voicechat_core.precision import check_precision
@@ -148,14 +152,14 @@ def generate(
     check_arguments(system_prompt, seed, extra_seconds, max_frames, tts_context_frames)
     if profile and not stream:
         raise InputError("--profile times the frames of a live session: give --stream too")
-    wanted = check_precision(precision)
+    wanted, compiling = check_precision(precision), check_compile(compile)
     check_writable(output_audio)
     _refuse_overwriting(output_audio, [audio])
     samples = read_audio(audio, INPUT_SAMPLE_RATE)
     directory = locate(model)
     parts = [path for pattern in ("*.json", "*.safetensors", "*/*") for path in directory.glob(pattern)]
     _refuse_overwriting(output_audio, parts)
-    voicechat = load(directory, precision=wanted)
+    voicechat = load(directory, precision=wanted, compile=compiling)
     with progress("positions") as report:
         options: dict[str, Any] = {
             "system_prompt": system_prompt,
@@ -313,28 +317,35 @@ def _sizes(done: "Converted") -> str:
 def bench(
     model: Annotated[str, typer.Option("-m", "--model", help=CHECKPOINT_HELP)],
     frames: Annotated[int, typer.Option(help="Frames of 80 ms that the session lasts.", min=4)] = 750,
+    warmup: Annotated[int, typer.Option(help="Frames at the beginning that count in no percentile.", min=2)] = 2,
     minutes: Annotated[float | None, typer.Option(help="Instead of --frames: 5 minutes are 3,750.", min=0.01)] = None,
     tts_context_frames: Annotated[int | None, typer.Option(help=CONTEXT_HELP, min=1)] = None,
     effect: Annotated[
         bool, typer.Option("--effect", help="Also measure what --tts-context-frames changes in values.")
     ] = False,
     precision: Annotated[str, typer.Option(help=PRECISION_HELP)] = "auto",
+    compile: Annotated[str, typer.Option(help=COMPILE_HELP)] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
 ) -> None:
-    """Time a live session: percentiles of a frame, its first half minute against its last, memory at both."""
+    """Measure a live session: a frame's percentiles, its stages, starts, memory, exact counts; beginning and end."""
     from voicechat_core.bench import bench as run
     from voicechat_core.bench import bench_json, bench_text, context_effect
+    from voicechat_core.compilation import check_compile
     from voicechat_core.hub import locate
     from voicechat_core.precision import check_precision
     from voicechat_core.terminal import progress
     from voicechat_core.voicechat import load
 
-    wanted, count = check_precision(precision), frames if minutes is None else max(4, round(minutes * 750))
+    wanted, compiling = check_precision(precision), check_compile(compile)
+    count = frames if minutes is None else max(warmup + 2, round(minutes * 750))
     if effect and tts_context_frames is None:
         raise InputError("--effect measures --tts-context-frames: give that too")
-    voicechat = load(locate(model), precision=wanted)
+    directory, began = locate(model), time.perf_counter()
+    voicechat = load(directory, precision=wanted, compile=compiling)
+    took = 1000 * (time.perf_counter() - began)
+    options: dict[str, Any] = {"warmup": warmup, "tts_context_frames": tts_context_frames, "load_ms": took}
     with progress("frames") as report:
-        found = run(voicechat, frames=count, tts_context_frames=tts_context_frames, progress=report)
+        found = run(voicechat, frames=count, progress=report, **options)
     changed = context_effect(voicechat, count, tts_context_frames) if effect and tts_context_frames else None
     _say(json.dumps(bench_json(found, changed)) if as_json else bench_text(found, changed))
 
@@ -349,15 +360,18 @@ def verify(
         typer.Option(help="Another build of the same weights, by directory or hub name: measured, not judged."),
     ] = None,
     precision: Annotated[str, typer.Option(help="float32; auto and bfloat16 are measured, not judged.")] = "float32",
+    compile: Annotated[str, typer.Option(help=COMPILE_HELP)] = "auto",
 ) -> None:
     """Compare every stage with a folder of goldens. Status 1 on any miss."""
+    from voicechat_core.compilation import check_compile
     from voicechat_core.hub import locate
     from voicechat_core.precision import check_precision
     from voicechat_core.verify import report_text
     from voicechat_core.verify import verify as run
 
-    wanted = check_precision(precision)
-    report = run(goldens, checkpoint=None if checkpoint is None else locate(checkpoint), precision=wanted)
+    wanted, compiling = check_precision(precision), check_compile(compile)
+    build = None if checkpoint is None else locate(checkpoint)
+    report = run(goldens, checkpoint=build, precision=wanted, compile=compiling)
     _say(report_text(report, _width()))
     if not report.passed:
         raise typer.Exit(1)

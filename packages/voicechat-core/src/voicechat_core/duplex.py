@@ -23,6 +23,7 @@ from typing import Protocol
 
 import mlx.core as mx
 
+from voicechat_core import frame as frames
 from voicechat_core.model import VoiceChatModel
 from voicechat_core.nn import state as states
 from voicechat_core.nn.ear_tts import EarTtsState
@@ -130,10 +131,8 @@ def listen(model: VoiceChatModel, prompt_ids: list[int], speech: SpeechState) ->
     state = DuplexState(llm, speech, pad, pad, 0, len(prompt_ids))
     if not prompt_ids:
         return None, state
-    audio = model.networks.stt_model.embed_tokens(mx.array([prompt_ids], dtype=mx.int32))
-    pads = mx.repeat(pad, len(prompt_ids), axis=1)
-    frame = _think(model, audio, pads, pads, state)
-    frame.text, frame.function, state.position = pads, pads, len(prompt_ids)
+    frame = _read(model, prompt_ids, state)
+    state.position = len(prompt_ids)
     return frame, state
 
 
@@ -150,13 +149,11 @@ def step(
 
     ``forced`` is what stands on the channels whatever the model chooses; by default that is always its own.
     """
-    frame = _think(model, audio, state.text, state.function, state)
-    # Over a prompt nothing is chosen, and its logits are never computed; here they are.
-    frame.finite = frame.finite & _finite(frame.text_logits) & _finite(frame.function_logits)
+    frame = _think(model, audio, state)
     if forced is not None:
         frame.text, frame.function = _standing(model, frame, forced)
     if mark is not None:
-        mark("language", frame.text, frame.function, frame.finite, *(x for _, x in states.arrays(state.llm)))
+        mark("language", frame.text, frame.function, frame.finite, *states.leaves(state.llm))
     position, state.position = state.position, state.position + 1
     if position == 0:
         frame.codes = _at_zero(model, codes_at_zero)
@@ -165,28 +162,40 @@ def step(
         state.speech, spoken_finite = _speak(model, frame.text, state.speech, draws)
         frame.codes, frame.finite = state.speech.codes, frame.finite & spoken_finite
     if mark is not None:
-        mark("tts", frame.codes, frame.finite, *(x for _, x in states.arrays(state.speech)))
+        mark("tts", frame.codes, frame.finite, *states.leaves(state.speech))
     state.text, state.function = frame.text, frame.function
     return frame, state
 
 
-def _think(model: VoiceChatModel, audio: mx.array, text: mx.array, function: mx.array, state: DuplexState) -> Frame:
-    """The trunk and its two heads on ``n`` positions whose histories are ``text`` and ``function`` ``[1, n]``."""
-    stt = model.networks.stt_model
-    weight = model.config.function_channel_weight
-    inputs = audio + stt.embed_tokens(text) + weight * stt.embed_tokens(function)
-    hidden, state.llm = stt.llm.step(inputs, state.llm)
-    text_logits, function_logits = stt.lm_head(hidden), stt.function_head(hidden)
+def _think(model: VoiceChatModel, audio: mx.array, state: DuplexState) -> Frame:
+    """The trunk and its two heads on one position."""
+    at = model.networks.stt_model.llm.reserve(state.llm)
+    ids, inputs, hidden, logits, finite = model.steps.language(state.llm, audio, state.text, state.function, at)
     return Frame(
-        text=mx.argmax(text_logits, axis=-1).astype(mx.int32),
-        function=mx.argmax(function_logits, axis=-1).astype(mx.int32),
-        codes=mx.zeros((1, 0, model.config.tts_config.num_quantizers), mx.int32),  # until it has spoken
+        text=ids[:, :1],
+        function=ids[:, 1:],
+        codes=_no_codes(model),  # until it has spoken
         inputs=inputs,
         hidden=hidden,
-        text_logits=text_logits,
-        function_logits=function_logits,
-        finite=_finite(hidden),
+        text_logits=logits[:, :1],
+        function_logits=logits[:, 1:],
+        finite=finite,
     )
+
+
+def _read(model: VoiceChatModel, prompt_ids: list[int], state: DuplexState) -> Frame:
+    """The trunk on the ``n`` positions of a prompt, whose histories are PAD. Nothing is chosen there."""
+    stt = model.networks.stt_model
+    pads = mx.repeat(_pad(model), len(prompt_ids), axis=1)
+    audio = stt.embed_tokens(mx.array([prompt_ids], dtype=mx.int32))
+    inputs = frames.fused(stt.embed_tokens, model.config.function_channel_weight, audio, pads, pads)
+    hidden, state.llm = stt.llm.step(inputs, state.llm)
+    logits = stt.lm_head(hidden), stt.function_head(hidden)  # computed only where somebody looks at them
+    return Frame(pads, pads, _no_codes(model), inputs, hidden, *logits, mx.isfinite(hidden).all())
+
+
+def _no_codes(model: VoiceChatModel) -> mx.array:
+    return mx.zeros((1, 0, model.config.tts_config.num_quantizers), mx.int32)
 
 
 def _standing(model: VoiceChatModel, frame: Frame, forced: Forced) -> tuple[mx.array, mx.array]:
@@ -200,16 +209,9 @@ def _standing(model: VoiceChatModel, frame: Frame, forced: Forced) -> tuple[mx.a
 
 def _speak(model: VoiceChatModel, text: mx.array, speech: SpeechState, draws: Draws) -> tuple[SpeechState, mx.array]:
     """The speech decoder's next step, on one text id, and whether all was finite."""
-    previous = _previous_codes(model, text, speech)
-    tts = model.networks.tts_model.tts_model
-    codes, hidden, ear_tts = tts.step(model.subword_table[text], previous, draws, speech.ear_tts)
-    return SpeechState(ear_tts, codes, speech.steps + 1), _finite(hidden)
-
-
-def _previous_codes(model: VoiceChatModel, text: mx.array, speech: SpeechState) -> mx.array:
-    """What the speech decoder hears of itself: its last frame, but silence when a turn ends, for that step only."""
-    ended = (text == model.config.eos_token_id)[..., None]
-    return mx.where(ended, model.silence_codes, speech.codes)
+    at = model.networks.tts_model.tts_model.reserve(speech.ear_tts)
+    codes, finite = model.steps.speech(speech.ear_tts, text, speech.codes, draws, at)
+    return SpeechState(speech.ear_tts, codes, speech.steps + 1), finite
 
 
 def _at_zero(model: VoiceChatModel, codes: mx.array | None) -> mx.array:
@@ -218,7 +220,3 @@ def _at_zero(model: VoiceChatModel, codes: mx.array | None) -> mx.array:
 
 def _pad(model: VoiceChatModel) -> mx.array:
     return mx.full((1, 1), model.config.pad_token_id, dtype=mx.int32)
-
-
-def _finite(x: mx.array) -> mx.array:
-    return mx.isfinite(x).all()

@@ -68,22 +68,28 @@ def step(
         ModelError: when a value behind the ids, the codes or the samples is not a number.
     """
     mark = mark or _no_mark
-    stt = model.networks.stt_model
-    heard, perception = stt.perception.step(mx.array(samples)[None], state.perception)
-    mark("perception", heard.encoded, heard.projected)
-    labels, rnnt = _transcribe(model, heard.encoded, state.rnnt)
+    heard, state.perception = model.networks.stt_model.perception.step(mx.array(samples)[None], state.perception)
+    encoded, projected = heard.encoded, heard.projected
+    mark("perception", encoded, projected)
+    labels, rnnt = _transcribe(model, encoded, state.rnnt)
     mark("rnnt")
-    frame, timeline = duplex.step(model, heard.projected, state.duplex, noise, mark=mark, forced=forced)
-    sound, codec = _sound(model, frame.codes, state.codec)
-    state = LiveState(perception, rnnt, timeline, codec)
-    finite = frame.finite & mx.isfinite(sound).all()
-    mx.eval(finite, frame.text, frame.function, frame.codes, sound, [x for _, x in states.arrays(state)])
+    frame, timeline = duplex.step(model, projected, state.duplex, noise, mark=mark, forced=forced)
+    row = model.steps.codec(state.codec, frame.codes, frame.text, frame.function, frame.finite)
+    state = LiveState(state.perception, rnnt, timeline, state.codec)
+    mx.async_eval(row, *states.leaves(state))  # type: ignore[no-untyped-call]
+    model.steps.prepare_next(timeline.llm, timeline.speech.ear_tts)
+    found = np.array(row)[0]  # the one wait
     mark("codec")
-    if not finite.item():
+    return _on_host(model, labels, found), state
+
+
+def _on_host(model: VoiceChatModel, labels: list[int], row: npt.NDArray[np.float32]) -> LiveFrame:
+    """A frame from the row of numbers that the codec's step ends with."""
+    quantizers = model.config.tts_config.num_quantizers
+    samples, codes, (text, function, finite) = row[: -quantizers - 3], row[-quantizers - 3 : -3], row[-3:]
+    if not finite:
         raise ModelError("the model computed a value that is not finite")
-    text, function = (int(np.array(channel)[0, 0]) for channel in (frame.text, frame.function))
-    codes, spoken = np.array(frame.codes[0, 0], dtype=np.int32), np.array(sound[0], dtype=np.float32)
-    return LiveFrame(labels, text, function, codes, spoken), state
+    return LiveFrame(labels, int(text), int(function), codes.astype(np.int32), samples.copy())
 
 
 def tail(model: VoiceChatModel, state: LiveState) -> npt.NDArray[np.float32]:
@@ -98,13 +104,6 @@ def _transcribe(model: VoiceChatModel, encoded: mx.array, state: RnntState) -> t
         return [], state
     symbols = model.config.audio_config.max_symbols
     return greedy_step(stt.rnnt_decoder, stt.rnnt_joint, encoded, state, symbols, vocabulary.special)
-
-
-def _sound(model: VoiceChatModel, codes: mx.array, state: CodecState) -> tuple[mx.array, CodecState]:
-    """One frame of codes ``[1, 1, Q]`` as samples ``[1, 1764]``; control codes sound as silence."""
-    tts = model.networks.tts_model
-    audible = tts.audio_codec.replace_control_codes(codes, tts.codec_silence_tokens)
-    return tts.audio_codec.step(audible, state)
 
 
 def _no_mark(stage: str, *values: mx.array) -> None:

@@ -13,10 +13,11 @@ import mlx.nn as nn
 import numpy as np
 
 from voicechat_core.config import VoiceChatConfig
+from voicechat_core.frame import FrameFunctions, FrameSteps
 from voicechat_core.nn.char_table import CharTable
 from voicechat_core.nn.codec import Codec
 from voicechat_core.nn.ear_tts import EarTTS, EarTtsState
-from voicechat_core.nn.linear import Embedding, Linear
+from voicechat_core.nn.linear import Embedding, Linear, lay_out
 from voicechat_core.nn.nemotron_h import NemotronH
 from voicechat_core.nn.perception import Perception
 from voicechat_core.nn.rnnt import RnntDecoder, RnntJoint
@@ -92,7 +93,8 @@ class VoiceChatModel:
     """Networks, vocabularies, and the tables derived from both.
 
     ``subword_table`` is ``[vocabulary + 1, H]``: the speech decoder's conditioning vector of every text id, so
-    that a frame looks its token up on the device and the host need not wait for it.
+    that a frame looks its token up on the device and the host need not wait for it. ``compiled`` says whether the steps
+    of a frame are to be compiled; it changes values by rounding only.
     """
 
     config: VoiceChatConfig
@@ -101,20 +103,38 @@ class VoiceChatModel:
     rnnt_vocabulary: RnntVocabulary
     chars: CharTable
     subword_table: mx.array
+    compiled: bool = False
 
     @classmethod
     def from_networks(
-        cls, config: VoiceChatConfig, networks: Networks, tokenizer: Tokenizer, rnnt_vocabulary: RnntVocabulary
+        cls,
+        config: VoiceChatConfig,
+        networks: Networks,
+        tokenizer: Tokenizer,
+        rnnt_vocabulary: RnntVocabulary,
+        *,
+        compiled: bool = False,
     ) -> "VoiceChatModel":
         """Derive the tables: one pass of the character encoder over the whole vocabulary.
 
         Raises:
             CheckpointError: when the tokenizer does not fit the config or the stored flags.
         """
+        lay_out(networks)
         chars = char_table(config, tokenizer)
         networks.tts_model.tts_model.embed_subword.check(chars)
         table = networks.tts_model.tts_model.subword_table(chars)
-        return cls(config, networks, tokenizer, rnnt_vocabulary, chars, table)
+        return cls(config, networks, tokenizer, rnnt_vocabulary, chars, table, compiled)
+
+    @cached_property
+    def steps(self) -> FrameSteps:
+        """The four steps of a frame; ``compiled`` says in which form."""
+        return FrameSteps(self.functions, compiled=self.compiled)
+
+    @cached_property
+    def functions(self) -> FrameFunctions:
+        """The same as plain functions."""
+        return FrameFunctions(self.config, self.networks, self.subword_table)
 
     @property
     def silence_codes(self) -> mx.array:

@@ -4,7 +4,9 @@ A source gives the draws of one step from its place on the timeline alone, so ch
 whatever else the process draws change nothing, and there is no position to restore.
 """
 
+import math
 import operator
+from functools import partial
 from numbers import Integral
 from typing import Protocol, SupportsIndex
 
@@ -19,6 +21,9 @@ __all__ = ["GreedyNoise", "KeyedNoise", "Noise", "RecordedNoise", "check_seed"]
 
 PROMPT, FRAME = 0, 1  # which of the two kinds of step a key is for
 PROMPT_SEED = 0
+# What numbers are drawn between: the lowest of uniforms, that of what becomes normals, and the end of both. As arrays
+# they are made once and not in every frame.
+BOUNDS = 0.0, np.nextafter(np.float32(-1), np.float32(0)), 1.0
 
 
 class Noise(Protocol):
@@ -54,15 +59,17 @@ def check_seed(seed: SupportsIndex) -> int:
 class KeyedNoise:
     """The product's source. A frame draws from (seed, index); a prompt step from its ordinal alone.
 
-    The state after the system prompt is therefore the same for every seed and can be stored once.
+    The state after the system prompt is therefore the same for every seed and can be stored once. ``compiled`` draws by
+    a compiled function, whose numbers are the same.
 
     Raises:
         InputError: the seed is not an integer from 0 to 2**64 - 1.
     """
 
-    def __init__(self, seed: int, config: TtsConfig) -> None:
+    def __init__(self, seed: int, config: TtsConfig, *, compiled: bool = False) -> None:
         self.seed = check_seed(seed)
-        self.shape = _shape(config)
+        draw = partial(_draw, _shape(config), tuple(mx.array(bound) for bound in BOUNDS))
+        self._numbers = mx.compile(draw) if compiled else draw
 
     def prompt_step(self, ordinal: int) -> Draws:
         """Draws of a step taken over the system prompt."""
@@ -75,10 +82,21 @@ class KeyedNoise:
     def _draw(self, seed: int, kind: int, number: int) -> Draws:
         # SeedSequence mixes all three well, and NumPy promises that its words never change.
         words = np.random.SeedSequence(seed, spawn_key=(kind, number)).generate_state(2, np.uint32)
-        count, components, latent = self.shape
-        pairs = [mx.random.split(key) for key in mx.random.split(mx.array(words), count)]
-        u = mx.stack([mx.random.uniform(shape=(components,), key=first) for first, _ in pairs])
-        return u, mx.stack([mx.random.normal(shape=(latent,), key=second) for _, second in pairs])
+        return self._numbers(mx.array(words))
+
+
+def _draw(shape: tuple[int, int, int], bounds: tuple[mx.array, ...], key: mx.array) -> Draws:
+    """A step's draws from its key ``[2]``: each pass has one of its own, of which each kind of draw has a half.
+
+    All passes are drawn at once, and normals as MLX makes them itself, so that a frame takes few operations. The
+    numbers are those of ``mx.random.uniform`` and ``mx.random.normal`` with each pass's two keys.
+    """
+    count, components, latent = shape
+    zero, above_minus_one, one = bounds
+    keys = mx.vmap(mx.random.split)(mx.random.split(key, count))
+    u = mx.vmap(lambda key: mx.random.uniform(zero, one, (components,), key=key))(keys[:, 0])
+    z = mx.vmap(lambda key: mx.random.uniform(above_minus_one, one, (latent,), key=key))(keys[:, 1])
+    return u, mx.erfinv(z) * math.sqrt(2)
 
 
 class RecordedNoise:

@@ -24,6 +24,9 @@ from voicechat_core.noise import KeyedNoise
 
 __all__ = ["PromptStates"]
 
+MARK_STEPS = 16  # the longest way from a state that is kept
+SHORT_WINDOW = 512  # at voicechat-small's size a state of so many positions is 4 MB
+
 
 class PromptStates:
     """A model's opening states, each a copy of its own."""
@@ -32,6 +35,7 @@ class PromptStates:
         self.model = model
         self._noise = KeyedNoise(0, model.config.tts_config)  # a prompt's draws ignore the seed
         self._speech: SpeechState | None = None  # after the most steps so far
+        self._marks: dict[int, SpeechState] = {}  # after 0, 16, 32, ... steps, where the longest cannot be rewound
         self._codes: list[mx.array] = []  # the previous codes after 0, 1, 2, ... steps
         self._default: DuplexState | None = None  # after the checkpoint's own prompt; without a speech decoder's state
 
@@ -67,7 +71,10 @@ class PromptStates:
         return state
 
     def warm_up(self, prompt_tokens: int = 0) -> None:
-        """Compute ahead what sessions share: for the checkpoint's own prompt, and for prompts of so many tokens."""
+        """Compute ahead what sessions share: for the checkpoint's own prompt, and for prompts of so many tokens.
+
+        And compile ahead the steps of every capacity that a session may come to.
+        """
         default = self.model.prompt_ids(None)
         self._heard(default)
         self._extend(max(len(default), prompt_tokens) - 1, None)
@@ -81,8 +88,8 @@ class PromptStates:
         rewound = tts.rewound(longest.ear_tts, longest.steps - steps)
         if rewound is not None:
             return SpeechState(rewound, mx.array(self._codes[steps]), steps)
-        # A window no longer than the prompt has forgotten what stood before.
-        speech = duplex.first_speech(self.model, self.model.warm_up())
+        # A window no longer than the prompt has forgotten what stood before: on from the last state that was kept.
+        speech = self._nearest(steps)
         while speech.steps < steps:
             speech = self._stepped(speech)
             if after_each is not None:
@@ -93,15 +100,32 @@ class PromptStates:
         """The longest state; each step that is done stays, whatever ``after_each`` raises."""
         if self._speech is None:
             speech = duplex.first_speech(self.model, self.model.warm_up())
-            self._codes, self._speech = [speech.codes], speech
+            self._codes, self._speech, self._marks = [speech.codes], speech, {}
+            self._mark(speech)
         while self._speech.steps < steps:
             speech, self._speech = self._speech, None  # an interrupted step leaves nothing that could be used
             speech = self._stepped(speech)
             self._codes.append(speech.codes)
+            self._mark(speech)
             self._speech = speech
             if after_each is not None:
                 after_each(speech.steps)
         return self._speech
+
+    def _mark(self, speech: SpeechState) -> None:
+        """Keep a copy of every sixteenth state where a short window forgets what a prompt began with.
+
+        Such a state is small, as its window is. Through a long one, as the published, any prompt can be rewound.
+        """
+        if speech.steps % MARK_STEPS == 0 and self.model.networks.tts_model.tts_model.shortest_window <= SHORT_WINDOW:
+            self._marks[speech.steps] = states.copy(speech)
+
+    def _nearest(self, steps: int) -> SpeechState:
+        """The latest state at hand that took no more steps."""
+        before = max((marked for marked in self._marks if marked <= steps), default=None)
+        if before is None:
+            return duplex.first_speech(self.model, self.model.warm_up())
+        return states.copy(self._marks[before])
 
     def _stepped(self, speech: SpeechState) -> SpeechState:
         speech, finite = duplex.prompt_step(self.model, speech, self._noise)

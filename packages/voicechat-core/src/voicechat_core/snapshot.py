@@ -1,8 +1,9 @@
 """A live session's whole state as one value, and as a safetensors file.
 
 The arrays are the networks' states by their path (``duplex.llm.layers.3.keys``) and the samples that no frame has
-taken (``pending``); everything else is one JSON object in the file's metadata. A snapshot fits the model it was taken
-from, to the build and the precision: the model's fingerprint is part of it.
+taken (``pending``); everything else is one JSON object in the file's metadata. Of keys and values it holds those that
+are filled, not the room for more. A snapshot fits the model it was taken from, to the build and the precision: the
+model's fingerprint is part of it.
 """
 
 import hashlib
@@ -25,10 +26,11 @@ from voicechat_core.errors import InputError
 from voicechat_core.live import LiveState
 from voicechat_core.model import VoiceChatModel
 from voicechat_core.nn import state as states
+from voicechat_core.nn.kv_cache import KVCache, roomy, trimmed
 
 __all__ = ["Snapshot"]
 
-FORMAT = 1
+FORMAT = 2
 KEY, DIGEST = "voicechat_snapshot", "digest"
 PENDING = "pending"
 
@@ -45,10 +47,13 @@ class Snapshot:
         cls, model: VoiceChatModel, state: LiveState, pending: npt.NDArray[np.float32], facts: Mapping[str, Any]
     ) -> Self:
         """The state of a session of ``model``, with the samples it has not heard yet and its other facts."""
-        kept = states.copy(_essential(state))
+        essential = _essential(state)
+        capacities = [cache.keys.shape[2] for cache in states.parts(KVCache, essential)]
+        kept = states.copy(states.replaced(KVCache, trimmed, essential))
         arrays = {**dict(states.arrays(kept)), PENDING: mx.array(pending)}
         mx.eval(arrays)
         own = {"format": FORMAT, "fingerprint": model.fingerprint, "numbers": dict(states.numbers(kept))}
+        own["capacities"] = capacities
         return cls(arrays, {**own, **facts})
 
     @property
@@ -79,7 +84,8 @@ class Snapshot:
         arrays = dict(self.arrays)
         pending = np.array(arrays.pop(PENDING), dtype=np.float32)
         state = states.filled(_blank(model), arrays, self.facts["numbers"])
-        return states.copy(state), pending
+        capacities = iter(self.facts["capacities"])
+        return states.copy(states.replaced(KVCache, lambda cache: roomy(cache, next(capacities)), state)), pending
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write it as safetensors; the file appears whole or not at all.

@@ -27,6 +27,7 @@ from rich.table import Table
 
 from voicechat_core.checkpoint import check_directory, load_model
 from voicechat_core.choices import every_flip, first_flip
+from voicechat_core.compilation import Compile, wanted
 from voicechat_core.config import VoiceChatConfig
 from voicechat_core.errors import CheckpointError, VoiceChatError
 from voicechat_core.goldens import Arrays, Goldens
@@ -75,25 +76,29 @@ class Report:
         return bool(self.checks) and all(check.passed for check in self.checks)
 
 
-def verify(folder: Path, *, checkpoint: Path | None = None, precision: Precision = "float32") -> Report:
+def verify(
+    folder: Path, *, checkpoint: Path | None = None, precision: Precision = "float32", compile: Compile = "auto"
+) -> Report:
     """Compute every stage of a goldens folder here and compare.
 
     Args:
         folder: holds ``checkpoint/`` (or names one), ``goldens/`` and ``manifest.json``.
         checkpoint: another build of the folder's checkpoint to take instead.
         precision: of the networks. Anything but the folder's own checkpoint in float32 is measured, not judged.
+        compile: whether the live session's steps are compiled; judged all the same.
 
     Raises:
         GoldensError: when a part of the folder is missing or cannot be read, or it is of another checkpoint than the
             one that now has the name.
         CheckpointError: when its checkpoint cannot be loaded.
-        InputError: for a precision that does not exist.
+        InputError: for a precision or a compile that does not exist, and "on" where nothing can be compiled.
     """
+    compiled = wanted(compile)
     goldens = Goldens.read(folder)
     own = goldens.checkpoint()
     if checkpoint is not None:
         _check_same(own, checkpoint)
-    model = load_model(checkpoint or own, precision)
+    model = load_model(checkpoint or own, precision, compiled=compiled)
     judged = checkpoint is None and precision == "float32"
     checks = [Check(fault.stage, fault.tensor, False, note=fault.note) for fault in goldens.faults()]
     skipped: dict[str, str] = {}

@@ -8,6 +8,7 @@ import numpy as np
 
 from voicechat_core.audio import check_samples, read_audio
 from voicechat_core.checkpoint import load_model
+from voicechat_core.compilation import Compile, wanted
 from voicechat_core.hub import locate
 from voicechat_core.model import VoiceChatModel
 from voicechat_core.offline import GenerationResult, Progress, generate
@@ -144,7 +145,7 @@ class VoiceChat:
         self.prompts.warm_up(prompt_tokens)
 
 
-def load(checkpoint: str | PathLike[str], *, precision: Precision = "auto") -> VoiceChat:
+def load(checkpoint: str | PathLike[str], *, precision: Precision = "auto", compile: Compile = "auto") -> VoiceChat:
     """Load a checkpoint in the published layout.
 
     Args:
@@ -152,11 +153,15 @@ def load(checkpoint: str | PathLike[str], *, precision: Precision = "auto") -> V
             (``owner/name``), from where it is downloaded once.
         precision: what the networks compute in: "float32", "bfloat16", or "auto" for what most of the weights that are
             not quantized are stored in. See ``voicechat_core.precision``.
+        compile: whether the steps of a frame are compiled: "on", "off", or "auto" for on where that is possible. On a
+            CPU it takes the system's g++. See ``voicechat_core.compilation``.
 
     Raises:
         CheckpointError: naming what is missing, left over or inconsistent, and both values where two disagree.
         HubError: when it is to be downloaded and cannot be.
-        InputError: for a precision that does not exist, and an empty name.
+        InputError: for a precision or a compile that does not exist, an empty name, and "on" where nothing can be
+            compiled.
     """
     check_precision(precision)
-    return VoiceChat(load_model(locate(checkpoint), precision))
+    compiled = wanted(compile)
+    return VoiceChat(load_model(locate(checkpoint), precision, compiled=compiled))

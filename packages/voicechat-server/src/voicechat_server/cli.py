@@ -83,6 +83,9 @@ def serve(
         str | None, typer.Option(help="For sessions that ask for none. Default: the checkpoint's own.")
     ] = None,
     precision: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
+    compile: Annotated[
+        str, typer.Option(help="auto, on or off: whether a frame's steps are compiled. auto is on, where possible.")
+    ] = "auto",
     tts_context_frames: Annotated[
         int | None, typer.Option(help="Frames of speech that are looked back on. Default: all.", min=1)
     ] = None,
@@ -138,7 +141,7 @@ def serve(
         queued_seconds=queued_seconds,
         queued_events=queued_events,
     )
-    load = _loader(checkpoint, precision)
+    load = _loader(checkpoint, precision, compile)
     recordings = None
     if record is not None:
         recordings = Recordings(record, model=name, checkpoint=checkpoint, precision=precision)
@@ -186,8 +189,9 @@ def _checkpoint(model: str) -> tuple[str, Path]:
     return (directory.resolve().name if Path(model).expanduser().is_dir() else model), directory
 
 
-def _loader(checkpoint: Path, precision: str) -> "Callable[[], VoiceChat]":
+def _loader(checkpoint: Path, precision: str, compile: str) -> "Callable[[], VoiceChat]":
+    from voicechat_core.compilation import check_compile
     from voicechat_core.precision import check_precision
     from voicechat_core.voicechat import load
 
-    return partial(load, checkpoint, precision=check_precision(precision))
+    return partial(load, checkpoint, precision=check_precision(precision), compile=check_compile(compile))

@@ -128,7 +128,7 @@ class Recordings:
         self.limits = limits or RecordingLimits()
         self._threads = trio.CapacityLimiter(THREADS)
         self.on_disk = on_disk or self._on_thread
-        self._fingerprint = ""
+        self._fingerprint, self._compiled = "", False
 
     def prepare(self) -> None:
         """See that a folder can be made, before the server starts.
@@ -145,11 +145,11 @@ class Recordings:
             raise InputError(f"{self.directory}: recordings cannot be written there: {error.strerror}") from error
 
     def loading(self, load: "Callable[[], VoiceChat]") -> "Callable[[], VoiceChat]":
-        """``load``, which also notes the model's fingerprint: a look at every weight, on the model's thread."""
+        """``load``, which also notes the model's fingerprint, a look at every weight, and whether it is compiled."""
 
         def loaded() -> "VoiceChat":
             voicechat = load()
-            self._fingerprint = voicechat.model.fingerprint
+            self._fingerprint, self._compiled = voicechat.model.fingerprint, voicechat.model.compiled
             return voicechat
 
         return loaded
@@ -165,6 +165,7 @@ class Recordings:
             checkpoint=str(self._checkpoint.absolute()),
             precision=self._precision,
             fingerprint=self._fingerprint,
+            compiled=self._compiled,
             versions=versions(),
         )
         return Folder(self.directory / folder_name(session_id, now), session, self.limits.folder_bytes)

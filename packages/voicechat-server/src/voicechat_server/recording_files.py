@@ -90,6 +90,7 @@ class SessionFile(msgspec.Struct, frozen=True, kw_only=True):
         checkpoint: from where it was loaded.
         precision: as it was asked for.
         fingerprint: ``VoiceChatModel.fingerprint``.
+        compiled: ``VoiceChatModel.compiled``; by rounding, the same samples may sound a little different without.
         versions: of packages, Python and platform.
         opening: of the last session that was asked for; None while there was none.
         ended: None if the connection's end was not told.
@@ -107,6 +108,7 @@ class SessionFile(msgspec.Struct, frozen=True, kw_only=True):
     precision: str
     fingerprint: str
     versions: dict[str, str]
+    compiled: bool = False
     opening: Opening | None = None
     ended: Ending | None = None
     complete: bool = False

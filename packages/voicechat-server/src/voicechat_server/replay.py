@@ -334,15 +334,18 @@ def replay(folder: str | PathLike[str], model: str | PathLike[str] | None = None
     """Load the checkpoint, the recorded one or ``model``, and run a recording again.
 
     Raises:
-        InputError: for a folder that is no recording, or a model with another fingerprint.
+        InputError: for a folder that is no recording, a model with another fingerprint, or a compiled one where
+            nothing can be compiled.
         CheckpointError: when the checkpoint cannot be loaded, ``HubError`` when it cannot be had.
     """
     from voicechat_core.precision import check_precision
     from voicechat_core.voicechat import load
 
     recorded = read(folder)
+    precision = check_precision(recorded.facts.precision)
     checkpoint = Path(recorded.facts.checkpoint) if model is None else model
-    return compare(recorded, load(checkpoint, precision=check_precision(recorded.facts.precision)), checkpoint)
+    voicechat = load(checkpoint, precision=precision, compile="on" if recorded.facts.compiled else "off")
+    return compare(recorded, voicechat, checkpoint)
 
 
 def compare(recorded: Recorded, voicechat: "VoiceChat", checkpoint: str | PathLike[str] = "") -> ReplayReport:

@@ -7,6 +7,7 @@ second has ``null_emb`` in place of the text. From the pair of hidden states the
 The network knows nothing of turns: what the previous codes are after an EOS, the caller decides.
 """
 
+import sys
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -16,7 +17,8 @@ import numpy as np
 from voicechat_core.config import TtsConfig
 from voicechat_core.nn.char_encoder import CharAwareSubwordEncoder
 from voicechat_core.nn.char_table import CharTable
-from voicechat_core.nn.gemma import Decoder, Derived, RMSNorm
+from voicechat_core.nn.derived import Derived
+from voicechat_core.nn.gemma import At, Decoder, RMSNorm
 from voicechat_core.nn.kv_cache import KVCache
 from voicechat_core.nn.linear import Linear
 from voicechat_core.nn.mog_head import MogHead
@@ -66,7 +68,10 @@ class GatedFusion(nn.Module):
 
     def __call__(self, audio: mx.array, text: mx.array) -> mx.array:
         """``[1, n, H]`` and ``[B, n, H]`` -> ``[B, n, H]`` float32."""
-        audio, text = self.audio_branch(audio), self.text_proj(text)
+        return self.mix(self.audio_branch(audio), self.text_proj(text))
+
+    def mix(self, audio: mx.array, text: mx.array) -> mx.array:
+        """Both branches projected, ``[1, n, H]`` and ``[B, n, H]`` -> ``[B, n, H]`` float32."""
         gate = mx.sigmoid(self.gate.astype(mx.float32))
         scale = mx.sigmoid(self.residual_scale.astype(mx.float32))
         mixed = gate * audio + (1 - gate) * text
@@ -74,7 +79,10 @@ class GatedFusion(nn.Module):
 
     def audio_branch(self, audio: mx.array) -> mx.array:
         """The sum over levels brought back to the size of one, then projected: ``[1, n, H]`` -> ``[1, n, H]``."""
-        return self.audio_proj(audio / AUDIO_DIVISOR)
+        project = self.audio_proj
+        if project.quantization is not None:
+            return project(audio / AUDIO_DIVISOR)
+        return mx.addmm(project.bias, audio.astype(project.dtype), project.weight.T, alpha=1 / AUDIO_DIVISOR)
 
 
 class EarTTS(nn.Module):
@@ -95,11 +103,20 @@ class EarTTS(nn.Module):
         self.mog_head = MogHead(config)
         self._tables = Derived(lambda tables: tables.astype(mx.float32))
         self._norms = Derived(square_norms)
+        text_proj = self.gated_fusion_audio_text.text_proj
+        self._null_text = Derived(lambda null, *_: text_proj(null))
+        self._is_conditional = mx.array([[[True]], [[False]]])
 
     @property
     def rows(self) -> int:
         """Backbone rows of one session: two with guidance, one without."""
         return 2 if self.config.guidance_scale > 0 else 1
+
+    @property
+    def shortest_window(self) -> int:
+        """Positions that some layer looks back at, the present one counted, and no further."""
+        windows = [layer.self_attn.window for layer in self.backbone.layers]
+        return min((window for window in windows if window is not None), default=sys.maxsize)
 
     def new_state(self) -> EarTtsState:
         """Before the voice prompt."""
@@ -114,10 +131,16 @@ class EarTTS(nn.Module):
         return self.embed_code(depth_sum(codes, self.rvq_embs))
 
     def fuse(self, audio: mx.array, condition: mx.array) -> mx.array:
-        """Both branches, ``[1, n, H]`` each -> backbone inputs ``[rows, n, H]``."""
+        """Both branches, ``[1, n, H]`` each -> backbone inputs ``[rows, n, H]``.
+
+        The unconditional row's text is the same at every position: it is projected once.
+        """
+        fusion = self.gated_fusion_audio_text
+        text = fusion.text_proj(condition)
         if self.rows == 2:
-            condition = mx.concatenate([condition, mx.broadcast_to(self.null_emb, condition.shape)])
-        return self.gated_fusion_audio_text(audio, condition)
+            null = self._null_text(self.null_emb, *fusion.text_proj.parameters().values())
+            text = mx.where(self._is_conditional, text, null)
+        return fusion.mix(fusion.audio_branch(audio), text)
 
     def prompt_inputs(
         self, latents: mx.array, silence_codes: mx.array, pad_id: int, eos_id: int, chars: CharTable
@@ -181,8 +204,23 @@ class EarTTS(nn.Module):
 
         Returns this frame's codes ``[1, 1, Q]`` int32, the hidden states ``[rows, 1, H]`` and the new state.
         """
-        hidden, state = self.advance(self.embed_codes(codes), condition, state)
-        return self.sample(hidden, draws), hidden, state
+        return self.decode(condition, codes, draws, state, self.reserve(state))
+
+    def reserve(self, state: EarTtsState) -> tuple[At, ...]:
+        """Make room for one position and count it: what ``decode`` needs to know of it. ``state`` changes."""
+        return self.backbone.reserve(state.caches)
+
+    def grown(self, state: EarTtsState) -> EarTtsState | None:
+        """A state to compile ``decode`` for: of the capacity after the present one. None if it will keep its own."""
+        caches = self.backbone.grown(state.caches)
+        return None if caches is None else EarTtsState(caches)
+
+    def decode(
+        self, condition: mx.array, codes: mx.array, draws: Draws, state: EarTtsState, at: tuple[At, ...]
+    ) -> tuple[mx.array, mx.array, EarTtsState]:
+        """``step`` at the position that was reserved: arrays only, of shapes that stay."""
+        hidden, caches = self.backbone.decode(self.fuse(self.embed_codes(codes), condition), state.caches, at)
+        return self.sample(hidden, draws), hidden, EarTtsState(caches)
 
     def sample(self, hidden: mx.array, draws: Draws) -> mx.array:
         """One frame's codes ``[1, 1, Q]`` int32 from its hidden states ``[rows, 1, H]``."""
@@ -191,17 +229,23 @@ class EarTTS(nn.Module):
     def draw(self, hidden: mx.array, draws: Draws) -> Drawn:
         """Fix one frame's codes pass by pass; each pass hears the sum of the levels fixed before it."""
         tables, norms = self._tables(self.rvq_embs), self._norms(self.rvq_embs)
-        depth = mx.zeros((1, 1, self.config.latent_size))
+        depth: mx.array | None = None
         codes: list[mx.array] = []
         gaussians: list[tuple[mx.array, mx.array]] = []
         for (start, count), u, normals in zip(self.passes, *draws, strict=True):
-            mean, log_std = self.mog_head(hidden + self.embed_code(depth), u)
+            mean, log_std = self.mog_head(self._heard(hidden, depth), u)
             latent = mean + mx.exp(log_std) * normals * self.config.noise_scale
             levels, depth = quantize(latent, depth, tables, norms, start, count)
             codes += levels
             gaussians.append((mean, log_std))
         means, log_stds = map(list, zip(*gaussians, strict=True))
         return Drawn(mx.stack(codes, axis=-1).astype(mx.int32), means, log_stds)
+
+    def _heard(self, hidden: mx.array, depth: mx.array | None) -> mx.array:
+        """Hidden states ``[rows, 1, H]`` plus what is fixed already, ``[1, 1, L]``: of no level, that would be zero."""
+        if depth is None:
+            return hidden
+        return self.embed_code.add(mx.broadcast_to(depth, (hidden.shape[0], *depth.shape[1:])), hidden)
 
     @property
     def passes(self) -> tuple[tuple[int, int], ...]:

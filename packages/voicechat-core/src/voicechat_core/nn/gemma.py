@@ -5,34 +5,38 @@ factor of the square root of the width. Every sixth layer attends to all positio
 window with a rope base of their own.
 """
 
-from collections.abc import Callable
+import math
+from collections.abc import Sequence
+from functools import partial
+from typing import NamedTuple
 
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
 from voicechat_core.config import TtsConfig
-from voicechat_core.nn.kv_cache import KVCache, append, attention_mask, bounded, new_kv_cache, rewound
-from voicechat_core.nn.linear import Linear
+from voicechat_core.nn.derived import Derived, is_traced
+from voicechat_core.nn.kv_cache import (
+    KVCache,
+    Place,
+    append,
+    attention_mask,
+    bounded,
+    grown,
+    new_kv_cache,
+    reserve,
+    rewound,
+    store,
+)
+from voicechat_core.nn.linear import Joined, Linear
 
-__all__ = ["Decoder", "Derived", "GatedMLP", "RMSNorm", "merge_heads", "rope_periods", "split_heads"]
-
-gelu = nn.gelu_approx  # the tanh form; the exact one differs by 5e-4
+__all__ = ["At", "Decoder", "Derived", "GatedMLP", "RMSNorm", "merge_heads", "rope_periods", "split_heads"]
 
 
-class Derived:
-    """A value computed from a parameter, and computed again only when the parameter is another array."""
-
-    def __init__(self, function: Callable[[mx.array], mx.array]) -> None:
-        self.function = function
-        self.source: mx.array | None = None
-        self.value: mx.array | None = None
-
-    def __call__(self, source: mx.array) -> mx.array:
-        """``function(source)``."""
-        if self.value is None or self.source is not source:
-            self.source, self.value = source, self.function(source)
-        return self.value
+@partial(mx.compile, shapeless=True)
+def gelu(x: mx.array) -> mx.array:
+    """The tanh form; the exact one differs by 5e-4. A cube by products: MLX's ``**`` takes most of its form's time."""
+    return 0.5 * x * (1 + mx.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)))
 
 
 def one_plus(weight: mx.array) -> mx.array:
@@ -62,10 +66,17 @@ class GatedMLP(nn.Module):
         self.gate_proj = Linear(width, inner, bias=False)
         self.up_proj = Linear(width, inner, bias=False)
         self.down_proj = Linear(inner, width, bias=False)
+        self._joint = Joined(self.gate_proj, self.up_proj)
 
     def __call__(self, x: mx.array) -> mx.array:
         """``[..., width]`` -> ``[..., width]``."""
-        return self.down_proj(gelu(self.gate_proj(x)) * self.up_proj(x))
+        gate, up = self._gate_and_up(x)
+        return self.down_proj(gelu(gate) * up)
+
+    def _gate_and_up(self, x: mx.array) -> tuple[mx.array, ...]:
+        if is_traced(self.gate_proj.weight):  # by training: inputs of its graph, which stay as they lie
+            return self.gate_proj(x), self.up_proj(x)
+        return tuple(mx.split(self._joint(x), 2, axis=-1))
 
 
 def split_heads(x: mx.array, heads: int) -> mx.array:
@@ -78,6 +89,17 @@ def merge_heads(x: mx.array) -> mx.array:
     """``[B, H, T, D]`` -> ``[B, T, H * D]``."""
     batch, heads, time, dim = x.shape
     return x.transpose(0, 2, 1, 3).reshape(batch, time, heads * dim)
+
+
+class At(NamedTuple):
+    """One position of a kind of layer, as arrays: the slot of its keys ``[1]``, what its query sees
+    ``[1, 1, 1, capacity]``, and the cosines and signed sines ``[2, head_dim / 2]`` of its rotation, for both halves.
+    """
+
+    slot: mx.array
+    seen: mx.array
+    cosines: mx.array
+    sines: mx.array
 
 
 def rope_periods(head_dim: int, base: float) -> mx.array:
@@ -110,6 +132,46 @@ class Attention(nn.Module):
         self.window = None if is_global else config.sliding_window
         base = config.rope_global_base_freq if is_global else config.rope_local_base_freq
         self._periods = rope_periods(self.head_dim, base)
+        self._frequencies = 1 / np.array(self._periods)
+        self._joint = Joined(self.q_proj, self.k_proj, self.v_proj)
+        self._factors = Derived(self._norm_factors)
+
+    def _norm_factors(self, queries: mx.array, keys: mx.array) -> mx.array:
+        """Both norms' factors for the heads that are rotated, ``[2, query and key heads, 2, head_dim / 2]``: as they
+        are, and with the halves swapped.
+        """
+        factors = mx.concatenate(
+            [mx.repeat(one_plus(w)[None], n, 0) for w, n in ((queries, self.heads), (keys, self.kv_heads))]
+        )
+        halves = mx.unflatten(factors, -1, (2, -1))
+        return mx.stack([halves, halves[:, ::-1]])
+
+    def at(self, place: Place) -> At:
+        """A reserved place, for this layer and all others of its kind."""
+        angles = np.float32(place.position) * self._frequencies
+        slot, seen = place.arrays()
+        sines = np.sin(angles)
+        return At(slot, seen, mx.array(np.stack([np.cos(angles)] * 2)), mx.array(np.stack([-sines, sines])))
+
+    def decode(self, x: mx.array, cache: KVCache, at: At) -> tuple[mx.array, KVCache]:
+        """One position ``[B, 1, width]`` at its reserved place: ``__call__``, of arrays only."""
+        heads = mx.unflatten(self._joint(x), -1, (-1, self.head_dim))
+        rotated, values = mx.split(heads, [self.heads + self.kv_heads], axis=2)
+        rotated = self._normed_and_rotated(rotated, at)
+        queries, keys = mx.split(rotated.swapaxes(1, 2), [self.heads], axis=1)
+        cache = store(cache, keys, values.swapaxes(1, 2), at.slot)
+        y = mx.fast.scaled_dot_product_attention(queries, cache.keys, cache.values, scale=self.scale, mask=at.seen)
+        return self.o_proj(merge_heads(y)), cache
+
+    def _normed_and_rotated(self, x: mx.array, at: At) -> mx.array:
+        """Queries and keys ``[B, 1, heads, head_dim]`` normed, each by its own factor, and rotated: one expression.
+
+        The pair of a value is as far away as half of a head: in two halves, swapped.
+        """
+        normal = mx.unflatten(mx.fast.rms_norm(x.astype(mx.float32), None, self.q_norm.eps), -1, (2, -1))
+        factors = self._factors(self.q_norm.weight, self.k_norm.weight)
+        rotated = (normal * factors[0]) * at.cosines + (normal[..., ::-1, :] * factors[1]) * at.sines
+        return rotated.astype(x.dtype).flatten(-2)
 
     def __call__(self, x: mx.array, cache: KVCache) -> tuple[mx.array, KVCache]:
         """New positions ``[B, n, width]`` after those of ``cache`` -> ``[B, n, width]`` and the cache with them."""
@@ -139,9 +201,10 @@ class DecoderLayer(nn.Module):
         self.mlp = GatedMLP(width, config.intermediate_size)
         self.post_feedforward_layernorm = RMSNorm(width, eps)
 
-    def __call__(self, x: mx.array, cache: KVCache) -> tuple[mx.array, KVCache]:
-        """``[B, n, width]`` -> ``[B, n, width]`` and the cache with n more positions."""
-        y, cache = self.self_attn(self.input_layernorm(x), cache)
+    def __call__(self, x: mx.array, cache: KVCache, at: At | None = None) -> tuple[mx.array, KVCache]:
+        """``[B, n, width]`` -> ``[B, n, width]`` and the cache with n more positions; ``at`` as in ``decode``."""
+        y = self.input_layernorm(x)
+        y, cache = self.self_attn(y, cache) if at is None else self.self_attn.decode(y, cache, at)
         x = x + self.post_attention_layernorm(y)
         return x + self.post_feedforward_layernorm(self.mlp(self.pre_feedforward_layernorm(x))), cache
 
@@ -153,6 +216,9 @@ class Decoder(nn.Module):
         super().__init__()
         self.layers = [DecoderLayer(config, layer) for layer in range(config.num_hidden_layers)]
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        # Layers of one kind have the same window and rotation, so their caches have the same slots.
+        found = list(dict.fromkeys(config.is_global(layer) for layer in range(config.num_hidden_layers)))
+        self.kinds = tuple(found.index(config.is_global(layer)) for layer in range(config.num_hidden_layers))
 
     def new_caches(self, batch: int) -> list[KVCache]:
         """An empty cache for each layer."""
@@ -172,9 +238,39 @@ class Decoder(nn.Module):
 
     def step(self, x: mx.array, caches: list[KVCache]) -> tuple[mx.array, list[KVCache]]:
         """The next n positions ``[B, n, width]`` -> hidden states of the same shape, and the new caches."""
+        return self._run(x, caches, [None] * len(caches))
+
+    def reserve(self, caches: list[KVCache]) -> tuple[At, ...]:
+        """Make room for one position in every cache and count it. What ``decode`` needs to know of it: one for each of
+        the ``kinds`` of layers. The caches change, and are to be given to ``decode`` next.
+        """
+        attentions = [layer.self_attn for layer in self.layers]
+        places = [reserve(cache, a.window) for cache, a in zip(caches, attentions, strict=True)]
+        firsts = [self.kinds.index(kind) for kind in range(max(self.kinds) + 1)]
+        return tuple(attentions[first].at(places[first]) for first in firsts)
+
+    def grown(self, caches: list[KVCache]) -> list[KVCache] | None:
+        """Caches to compile ``decode`` for: those of the smallest capacity as they will be when they are full. None if
+        all will keep their own.
+        """
+        windows = [layer.self_attn.window for layer in self.layers]
+        larger = [grown(cache, window) for cache, window in zip(caches, windows, strict=True)]
+        capacities = [old.keys.shape[2] for old, new in zip(caches, larger, strict=True) if new is not None]
+        if not capacities:
+            return None
+        return [
+            new if new is not None and old.keys.shape[2] == min(capacities) else old
+            for old, new in zip(caches, larger, strict=True)
+        ]
+
+    def decode(self, x: mx.array, caches: list[KVCache], at: tuple[At, ...]) -> tuple[mx.array, list[KVCache]]:
+        """``step`` for the one position ``[B, 1, width]`` that was reserved: arrays only, of shapes that stay."""
+        return self._run(x, caches, [At(*at[kind]) for kind in self.kinds])
+
+    def _run(self, x: mx.array, caches: list[KVCache], at: Sequence[At | None]) -> tuple[mx.array, list[KVCache]]:
         result = []
-        for layer, cache in zip(self.layers, caches, strict=True):
-            x, cache = layer(x, cache)
+        for layer, cache, place in zip(self.layers, caches, at, strict=True):
+            x, cache = layer(x, cache, place)
             result.append(cache)
         return self.norm(x), result
 

@@ -9,15 +9,32 @@ its length. There are three kinds of memory:
   is moved or copied again, and a step attends to what is kept, however long the session.
 
 Keys come rotated by their positions, so attention does not care in which order they lie.
+
+Many positions at once are an ``append``. A single one, a frame of a session under way, is a ``reserve``, which moves
+the counters on and is the host's, and a ``store``, which is arrays only: its graph depends on the capacity alone.
 """
 
 from dataclasses import dataclass, replace
 
 import mlx.core as mx
+import numpy as np
 
 from voicechat_core.errors import InputError
 
-__all__ = ["KVCache", "append", "attention_mask", "bounded", "new_kv_cache", "rewound"]
+__all__ = [
+    "KVCache",
+    "Place",
+    "append",
+    "attention_mask",
+    "bounded",
+    "grown",
+    "new_kv_cache",
+    "reserve",
+    "rewound",
+    "roomy",
+    "store",
+    "trimmed",
+]
 
 # The smallest buffer, 20 s of frames; all others are this times a power of two, or end with a full ring.
 BLOCK = 256
@@ -71,6 +88,44 @@ def append(
     return result, result.keys[:, :, kept], result.values[:, :, kept]
 
 
+@dataclass(frozen=True)
+class Place:
+    """Where one position's keys and values go, and what its query sees: the slots from ``first`` to ``end``."""
+
+    slot: int
+    first: int
+    end: int
+    capacity: int
+    position: int
+
+    def arrays(self) -> tuple[mx.array, mx.array]:
+        """The slot ``[1]`` int32, and which slots are seen ``[1, 1, 1, capacity]``: the mask of an attention."""
+        seen = np.zeros((1, 1, 1, self.capacity), bool)
+        seen[..., self.first : self.end] = True
+        return mx.array([self.slot], mx.int32), mx.array(seen)
+
+
+def reserve(cache: KVCache, window: int | None = None) -> Place:
+    """Make room for one more position and count it; what ``append`` would do, but for the keys and values themselves.
+
+    ``cache`` changes. Its slot holds nothing sensible until ``store`` has been called.
+    """
+    if cache.newest is None:
+        roomy, slot = _with_room(cache, 1, window)
+    else:
+        roomy, slot = _with_room_in_ring(cache, 1, _ring_slots(cache.newest, window))
+    cache.keys, cache.values, cache.position = roomy.keys, roomy.values, cache.position + 1
+    cache.length = max(roomy.length, slot + 1)
+    first = _first_visible(cache, 1, window)
+    return Place(slot, first, cache.length, cache.keys.shape[2], cache.position - 1)
+
+
+def store(cache: KVCache, keys: mx.array, values: mx.array, slot: mx.array) -> KVCache:
+    """The cache with one position ``[B, H, 1, D]`` in ``slot`` ``[1]``; counters as they are. Consumes ``cache``."""
+    kept = [mx.slice_update(old, new, slot, axes=(2,)) for old, new in ((cache.keys, keys), (cache.values, values))]
+    return replace(cache, keys=kept[0], values=kept[1])
+
+
 def _first_visible(cache: KVCache, n: int, window: int | None) -> int:
     """The first slot that one of the last n positions sees."""
     if window is None:
@@ -102,6 +157,37 @@ def _with_room_in_ring(cache: KVCache, n: int, ring: int) -> tuple[KVCache, int]
     if start + n > cache.keys.shape[2]:
         cache = _moved(cache, 0, min(_capacity(start + n), end))
     return cache, start
+
+
+def grown(cache: KVCache, window: int | None = None) -> KVCache | None:
+    """An empty cache of the capacity that this one will have when its buffer is full; None if it will keep its own.
+
+    Its arrays are lazy: it is there to compile for, and takes no memory until somebody computes it.
+    """
+    capacity = cache.keys.shape[2]
+    if cache.newest is None:
+        first = 0 if window is None else max(0, capacity - (window - 1))
+        needed = capacity - first + 1
+        after = _capacity(2 * needed if first else needed)
+    else:
+        end = cache.pinned + _ring_slots(cache.newest, window)
+        after = capacity if capacity >= end else min(_capacity(capacity + 1), end)
+    if after == capacity:
+        return None
+    batch, heads, _, dim = cache.keys.shape
+    empty = mx.zeros((batch, heads, after, dim), cache.keys.dtype)
+    return KVCache(empty, mx.zeros_like(empty), capacity, capacity, cache.pinned, cache.newest)
+
+
+def trimmed(cache: KVCache) -> KVCache:
+    """A copy of what is filled: how a cache is kept while nobody appends to it. ``roomy`` is the way back."""
+    keys, values = (mx.contiguous(x[:, :, : cache.length]) for x in (cache.keys, cache.values))
+    return replace(cache, keys=keys, values=values)
+
+
+def roomy(cache: KVCache, capacity: int) -> KVCache:
+    """A trimmed cache in a buffer of the capacity that it had."""
+    return _moved(cache, 0, capacity)
 
 
 def _capacity(slots: int) -> int:

@@ -10,7 +10,7 @@ import mlx.nn as nn
 
 from voicechat_core.quantization import Quantization
 
-__all__ = ["Embedding", "Linear", "Matrix", "matrices"]
+__all__ = ["Embedding", "Joined", "Linear", "Matrix", "for_products", "lay_out", "matrices"]
 
 
 class Matrix(nn.Module):
@@ -80,6 +80,76 @@ class Linear(Matrix, nn.Linear):
             return mx.addmm(self.bias, x.astype(self.dtype), self.weight.T)
         return self.product(x) + self.bias
 
+    def add(self, x: mx.array, residual: mx.array, alpha: float = 1.0) -> mx.array:
+        """``residual + alpha * self(x)``, in one operation where the dtypes allow it: ``[..., outputs]`` like both."""
+        if self._quantization is not None or residual.dtype != self.dtype:
+            y = self(x)
+            return residual + (y if alpha == 1 else alpha * y)
+        if "bias" in self:
+            residual = residual + alpha * self.bias
+        return mx.addmm(residual, x.astype(self.dtype), self.weight.T, alpha=alpha)
+
+
+class Joined:
+    """Matrices that read the same input, as one product: fewer, larger operations.
+
+    The weights lie one after another in one array, and the parts' parameters, which keep their names, become views of
+    it: nothing is held twice. It is made at the first call, and again when a part was given another weight. Parts that
+    are packed in different ways are multiplied one by one.
+    """
+
+    def __init__(self, *parts: Linear) -> None:
+        self._parts = parts
+        self._joint: Linear | None = None
+        self._sources: list[mx.array] = []
+
+    def __call__(self, x: mx.array, bias: mx.array | None = None) -> mx.array:
+        """``x`` ``[..., inputs]`` -> ``[..., sum of outputs]``, the parts' results in order; with ``bias`` added."""
+        joint = self.ready()
+        if joint is None:
+            y = mx.concatenate([part(x) for part in self._parts], axis=-1)
+        elif bias is not None and joint.quantization is None and "bias" not in joint:
+            return mx.addmm(bias, x.astype(joint.dtype), joint.weight.T)
+        else:
+            y = joint(x)
+        return y if bias is None else y + bias
+
+    def ready(self) -> Linear | None:
+        """Lay the parts out, if that is not done yet. None where they cannot be joined."""
+        held = [value for part in self._parts for value in part.parameters().values()]
+        if len(held) != len(self._sources) or any(a is not b for a, b in zip(held, self._sources, strict=True)):
+            self._joint = _join(self._parts)
+            self._sources = [value for part in self._parts for value in part.parameters().values()]
+        return self._joint
+
+
+def _join(parts: tuple[Linear, ...]) -> Linear | None:
+    """One matrix whose rows are those of all parts, each of which becomes a view of its own; None if they differ."""
+    names = [
+        "weight",
+        *(["scales", "biases"] if parts[0].quantization else []),
+        *(["bias"] if "bias" in parts[0] else []),
+    ]
+    kinds = {(part.quantization, part.dtype, *((name, part[name].dtype) for name in part)) for part in parts}
+    if len(kinds) > 1:
+        return None
+    outputs, inputs = sum(part.shape[0] for part in parts), parts[0].shape[1]
+    joint = Linear(inputs, outputs, bias="bias" in names)
+    if parts[0].quantization is not None:
+        joint.make_packed(parts[0].quantization)
+        joint.round_to(parts[0].dtype)
+    for name in names:
+        value = mx.concatenate([part[name] for part in parts])
+        joint[name] = for_products(value) if name == "weight" and not joint.quantization else value
+        mx.eval(joint[name])
+        start = 0
+        for part in parts:
+            end = start + part[name].shape[0]
+            part[name] = joint[name][start:end]
+            start = end
+        mx.eval([part[name] for part in parts])
+    return joint
+
 
 class Embedding(Matrix, nn.Embedding):
     """A vector for each id."""
@@ -87,6 +157,28 @@ class Embedding(Matrix, nn.Embedding):
     def __call__(self, ids: mx.array) -> mx.array:
         """Integers ``[...]`` -> ``[..., inputs]`` in ``dtype``."""
         return self.rows(ids)
+
+
+def for_products(weight: mx.array) -> mx.array:
+    """The same matrix ``[outputs, inputs]``, its numbers lying as ``x W^T`` reads them fastest on the default device.
+
+    On a CPU that is column by column: MLX's Linux wheels bring the reference BLAS, whose innermost loop is then over
+    outputs, several at a time, and not one long sum that must be added in order. Measured: 3.5 to 4.2 instead of 2.1
+    to 2.5 billion products a second, at any number of rows. On a GPU it stays as it is.
+    """
+    return mx.contiguous(weight.T).T if mx.default_device() == mx.cpu else weight
+
+
+def lay_out(module: nn.Module) -> None:
+    """Bring the dense matrices below ``module`` into the order of ``for_products``, and join what is to be joined."""
+    for matrix in matrices(module).values():
+        if isinstance(matrix, Linear) and matrix.quantization is None:
+            matrix.weight = for_products(matrix.weight)
+            mx.eval(matrix.weight)
+    for child in module.modules():
+        for value in vars(child).values():
+            if isinstance(value, Joined):
+                value.ready()
 
 
 def matrices(module: nn.Module) -> dict[str, Matrix]:

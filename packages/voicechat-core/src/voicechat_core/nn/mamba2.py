@@ -18,6 +18,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from voicechat_core.config import TextConfig
+from voicechat_core.nn.derived import Derived
 from voicechat_core.nn.layout import Axes, CheckpointLayout
 from voicechat_core.nn.linear import Linear
 
@@ -26,6 +27,9 @@ __all__ = ["CausalConv1d", "GatedRMSNorm", "Mamba2Mixer", "MambaState", "ssm_sca
 # Positions of one matrix product in the scan. The decays between its positions take H * CHUNK**2 exponentials, so
 # work per position grows with it and the number of kernels shrinks. The result is the same for any value.
 CHUNK = 64
+
+# Selects the first of two rows: ``[2, 1, 1, 1]``.
+IS_DELTA = mx.array([True, False]).reshape(2, 1, 1, 1)
 
 
 @dataclass
@@ -42,16 +46,19 @@ def step_sizes(dt: mx.array, bias: mx.array) -> mx.array:
 
 
 def ssm_step(
-    x: mx.array, delta: mx.array, a: mx.array, b: mx.array, c: mx.array, state: mx.array
+    x: mx.array, delta: mx.array, decay: mx.array, b: mx.array, c: mx.array, state: mx.array
 ) -> tuple[mx.array, mx.array]:
-    """One position of the recurrence; arguments and results as of ``ssm_scan`` with n = 1."""
+    """One position of the recurrence; arguments and results as of ``ssm_scan`` with n = 1, ``decay`` like ``delta``.
+
+    All that happens to the state is one expression of arrays that broadcast, so that a compiled step reads it once.
+    """
     B, _, H, P = x.shape
     G, N = b.shape[2:]
-    decay = mx.exp(delta * a).reshape(B, H, 1, 1)
-    driven = (delta[..., None] * x).reshape(B, G, -1, 1) * b.reshape(B, G, 1, N)
-    state = decay * state + driven.reshape(B, H, P, N)
+    delta, decay = (v.reshape(B, G, -1, 1, 1) for v in (delta, decay))
+    x, b = x.reshape(B, G, -1, P, 1), b.reshape(B, G, 1, 1, N)
+    state = decay * state.reshape(B, G, -1, P, N) + (delta * x) * b
     y = state.reshape(B, G, -1, N) @ c.reshape(B, G, N, 1)
-    return y.reshape(B, 1, H, P), state
+    return y.reshape(B, 1, H, P), state.reshape(B, H, P, N)
 
 
 def ssm_scan(
@@ -131,6 +138,16 @@ class CausalConv1d(nn.Module, CheckpointLayout):
         super().__init__()
         self.weight = mx.zeros((channels, kernel, 1))
         self.bias = mx.zeros((channels,))
+        self._taps = Derived(lambda weight: mx.contiguous(weight[..., 0].T).astype(mx.float32))
+
+    def one(self, x: mx.array, past: mx.array) -> tuple[mx.array, mx.array]:
+        """``step`` for n = 1, in float32 ``[B, 1, channels]``: a sum of as many terms as the kernel has taps."""
+        window, taps = mx.concatenate([past, x], axis=1), self._taps(self.weight)
+        y = taps[:1] * window[:, :1].astype(mx.float32)
+        for k in range(1, taps.shape[0]):
+            y = y + taps[k : k + 1] * window[:, k : k + 1].astype(mx.float32)
+        # The slice keeps the whole window alive, which is one position more than it needs.
+        return y + self.bias.astype(mx.float32), window[:, 1:]
 
     def step(self, x: mx.array, past: mx.array) -> tuple[mx.array, mx.array]:
         """x ``[B, n, channels]`` after ``past [B, kernel - 1, channels]`` -> y in the weight's dtype, the next past."""
@@ -153,10 +170,12 @@ class GatedRMSNorm(nn.Module):
 
     def __call__(self, y: mx.array, gate: mx.array) -> mx.array:
         """y and gate ``[..., dim]`` -> ``[..., dim]`` in the gate's dtype."""
-        gated = y.astype(mx.float32) * nn.silu(gate.astype(mx.float32))
+        return self.normal(y.astype(mx.float32) * nn.silu(gate.astype(mx.float32))).astype(gate.dtype)
+
+    def normal(self, gated: mx.array) -> mx.array:
+        """What follows the gate: ``[..., dim]`` float32 -> the same."""
         grouped = mx.unflatten(gated, -1, (self._groups, -1))
-        normal = mx.fast.rms_norm(grouped, None, self._eps).reshape(gated.shape)
-        return (normal * self.weight.astype(mx.float32)).astype(gate.dtype)
+        return mx.fast.rms_norm(grouped, None, self._eps).reshape(gated.shape) * self.weight.astype(mx.float32)
 
 
 class Mamba2Mixer(nn.Module):
@@ -173,6 +192,7 @@ class Mamba2Mixer(nn.Module):
         self.norm = GatedRMSNorm(dim, config.n_groups, config.layer_norm_epsilon)
         self.out_proj = Linear(dim, config.hidden_size, bias=config.use_bias)
         self._config = config
+        self._rates = Derived(lambda logarithms: -mx.exp(logarithms.astype(mx.float32)))
 
     def new_state(self, batch: int = 1) -> MambaState:
         """Nothing heard yet: zeros."""
@@ -180,18 +200,36 @@ class Mamba2Mixer(nn.Module):
         conv = mx.zeros((batch, c.conv_kernel - 1, c.conv_dim), self.in_proj.dtype)
         return MambaState(conv, mx.zeros((batch, c.mamba_num_heads, c.mamba_head_dim, c.ssm_state_size)))
 
-    def step(self, x: mx.array, state: MambaState) -> tuple[mx.array, MambaState]:
-        """x ``[B, n, hidden]``, n >= 1, consuming ``state`` -> y like x, and the next state."""
-        c = self._config
-        gate, mixed, dt = mx.split(self.in_proj(x), [c.mamba_dim, c.mamba_dim + c.conv_dim], axis=-1)
+    def step(self, x: mx.array, state: MambaState, residual: mx.array | None = None) -> tuple[mx.array, MambaState]:
+        """x ``[B, n, hidden]``, n >= 1, consuming ``state`` -> y like x, ``residual`` added, and the next state."""
+        y, state = (self._one if x.shape[1] == 1 else self._many)(self.in_proj(x), state)
+        return (self.out_proj(y) if residual is None else self.out_proj.add(y, residual)), state
+
+    def _many(self, projected: mx.array, state: MambaState) -> tuple[mx.array, MambaState]:
+        gate, mixed, dt = self._projections(projected)
         mixed, conv = self.conv1d.step(mixed, state.conv)
         inputs, b, c_out = self._split(nn.silu(mixed).astype(mx.float32))
-        a = -mx.exp(self.A_log.astype(mx.float32))
-        recur = ssm_step if x.shape[1] == 1 else ssm_scan
-        y, ssm = recur(inputs, step_sizes(dt, self.dt_bias), a, b, c_out, state.ssm)
+        y, ssm = ssm_scan(inputs, step_sizes(dt, self.dt_bias), self._rates(self.A_log), b, c_out, state.ssm)
         y = y + self.D.astype(mx.float32)[:, None] * inputs
-        y = self.norm(y.flatten(-2), gate)
-        return self.out_proj(y), MambaState(conv, ssm)
+        return self.norm(y.flatten(-2), gate), MambaState(conv, ssm)
+
+    def _one(self, projected: mx.array, state: MambaState) -> tuple[mx.array, MambaState]:
+        gate, mixed, dt = self._projections(projected)
+        mixed, conv = self.conv1d.one(mixed, state.conv)
+        inputs, b, c_out = self._split(nn.silu(mixed))
+        delta = step_sizes(dt, self.dt_bias)
+        # Both in one array, so that they are one operation: compiled apart, the first would be computed twice.
+        sizes = mx.where(IS_DELTA, delta, mx.exp(delta * self._rates(self.A_log)))
+        y, ssm = ssm_step(inputs, sizes[:1], sizes[1:], b, c_out, state.ssm)
+        gate = mx.unflatten(gate, -1, inputs.shape[-2:])
+        gated = (y + self.D.astype(mx.float32)[:, None] * inputs) * nn.silu(gate.astype(mx.float32))
+        return self.norm.normal(gated.flatten(-2)).astype(projected.dtype), MambaState(conv, ssm)
+
+    def _projections(self, projected: mx.array) -> tuple[mx.array, mx.array, mx.array]:
+        """Gate, the convolution's input and the step sizes' of one product ``[B, n, ...]``, in this order."""
+        c = self._config
+        gate, mixed, dt = mx.split(projected, [c.mamba_dim, c.mamba_dim + c.conv_dim], axis=-1)
+        return gate, mixed, dt
 
     def _split(self, channels: mx.array) -> tuple[mx.array, mx.array, mx.array]:
         """The convolution's channels as x ``[B, n, H, P]``, B and C ``[B, n, G, N]``, in this order."""

@@ -5,10 +5,11 @@ Of the mixture only the drawn component is ever computed: its rows are gathered,
 
 import mlx.core as mx
 import mlx.nn as nn
+import numpy as np
 
 from voicechat_core.config import TtsConfig
 from voicechat_core.nn.gemma import GatedMLP, RMSNorm
-from voicechat_core.nn.linear import Linear
+from voicechat_core.nn.linear import Joined, Linear
 from voicechat_core.nn.sampler import choose_component
 
 __all__ = ["MogHead"]
@@ -51,6 +52,8 @@ class MogHead(nn.Module):
         self.proj_logs = Linear(width, 1, bias=False)
         self.proj_else = Linear(width, out, bias=False)
         self.low_mat = mx.zeros((self.components, out, self.rank))
+        self._joint = Joined(self.proj_logits, self.proj_logs, self.proj_else)
+        self._ranks = mx.array(np.arange(self.rank))
 
     def __call__(self, x: mx.array, u: mx.array) -> tuple[mx.array, mx.array]:
         """Draw a component with uniforms ``u`` ``[N]``.
@@ -61,13 +64,30 @@ class MogHead(nn.Module):
         for layer in self.mlp_stack:
             x = layer(x)
         x = guide(x, self.guidance_scale)
-        return self.gaussian(x, choose_component(self.proj_logits(x).astype(mx.float32), self.top_p, u))
+        logits, log_std, rest = self.project(x)
+        return self.gaussian(x, choose_component(logits, self.top_p, u), log_std, rest)
 
-    def gaussian(self, x: mx.array, component: mx.array) -> tuple[mx.array, mx.array]:
-        """Mean and log standard deviation of ``component`` ``[B, 1]`` at the guided ``x`` ``[B, 1, width]``."""
+    def project(self, x: mx.array) -> tuple[mx.array, mx.array, mx.array]:
+        """What all components share, at the guided ``x`` ``[B, 1, width]``, in one product and in float32.
+
+        The components' logits ``[B, 1, N]``, the log standard deviation ``[B, 1, 1]`` before its lower bound, and what
+        is added to every mean ``[B, 1, L]``.
+        """
+        logits, log_std, rest = mx.split(self._joint(x), [self.components, self.components + 1], axis=-1)
+        return logits.astype(mx.float32), log_std.astype(mx.float32), rest.astype(mx.float32)
+
+    def gaussian(
+        self, x: mx.array, component: mx.array, log_std: mx.array, rest: mx.array
+    ) -> tuple[mx.array, mx.array]:
+        """Mean and log standard deviation of ``component`` ``[B, 1]`` at ``x``, whose ``project`` gave the others."""
         # What is gathered is one component in a thousand: widening it here costs nothing, and rounds nothing.
-        rows = self.proj_mus.rows(component[..., None] * self.rank + mx.arange(self.rank))  # [B, 1, rank, width]
-        mean = self.low_mat[component].astype(mx.float32) @ (rows.astype(mx.float32) @ x[..., None])
-        log_std = mx.maximum(self.proj_logs(x).astype(mx.float32), self.min_log_std)
-        rest = self.proj_else(x).astype(mx.float32)
+        rows = self._rows(component).astype(mx.float32)
+        mean = self.low_mat[component].astype(mx.float32) @ (rows @ x[..., None])
+        log_std = mx.maximum(log_std, self.min_log_std)
         return mean[..., 0] * mx.exp(log_std) + rest, log_std
+
+    def _rows(self, component: mx.array) -> mx.array:
+        """The rows of ``proj_mus`` that are a component's: ``[B, 1]`` -> ``[B, 1, rank, width]``."""
+        if self.proj_mus.quantization is not None:
+            return self.proj_mus.rows(component[..., None] * self.rank + self._ranks)
+        return self.proj_mus.weight.reshape(self.components, self.rank, -1)[component]

@@ -15,15 +15,18 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from voicechat_core.config import TextConfig
-from voicechat_core.nn.kv_cache import KVCache, append, new_kv_cache
-from voicechat_core.nn.linear import Linear
+from voicechat_core.nn.kv_cache import KVCache, append, grown, new_kv_cache, reserve, store
+from voicechat_core.nn.linear import Joined, Linear
 from voicechat_core.nn.mamba2 import Mamba2Mixer, MambaState
 
-__all__ = ["MLP", "Attention", "Layer", "NemotronH", "NemotronHState", "RMSNorm", "attend", "relu2"]
+__all__ = ["MLP", "Attention", "Layer", "NemotronH", "NemotronHState", "RMSNorm", "Slot", "attend", "relu2"]
 
 # Queries of one attention product. Where MLX has no fused kernel it holds the scores of a whole product,
 # so this bounds them to heads * QUERY_BLOCK * keys floats instead of heads * queries * keys.
 QUERY_BLOCK = 128
+
+Slot = tuple[mx.array, mx.array]
+"""Where a single position goes in the keys and values, and which of them it sees: ``kv_cache.Place.arrays``."""
 
 
 @dataclass
@@ -39,8 +42,8 @@ class Mixer(Protocol):
     def new_state(self, batch: int) -> Any:
         """The state before the first position."""
 
-    def step(self, x: mx.array, state: Any) -> tuple[mx.array, Any]:
-        """x ``[B, n, hidden]`` -> y like x, and the next state."""
+    def step(self, x: mx.array, state: Any, residual: mx.array | None = None) -> tuple[mx.array, Any]:
+        """x ``[B, n, hidden]`` -> y like x, with ``residual`` added where there is one, and the next state."""
 
 
 class RMSNorm(nn.Module):
@@ -73,13 +76,17 @@ class MLP(nn.Module):
         """An MLP remembers nothing."""
         return
 
-    def step(self, x: mx.array, state: None) -> tuple[mx.array, None]:
-        """x ``[B, n, hidden]`` -> y like x."""
-        return self(x), state
+    def step(self, x: mx.array, state: None, residual: mx.array | None = None) -> tuple[mx.array, None]:
+        """x ``[B, n, hidden]`` -> y like x, with ``residual`` added where there is one."""
+        return _projected(self.down_proj, relu2(self.up_proj(x)), residual), state
 
     def __call__(self, x: mx.array) -> mx.array:
         """x ``[B, n, hidden]`` -> the same shape."""
-        return self.down_proj(relu2(self.up_proj(x)))
+        return self.step(x, None)[0]
+
+
+def _projected(matrix: Linear, x: mx.array, residual: mx.array | None) -> mx.array:
+    return matrix(x) if residual is None else matrix.add(x, residual)
 
 
 def attend(queries: mx.array, keys: mx.array, values: mx.array, scale: float) -> mx.array:
@@ -122,19 +129,29 @@ class Attention(nn.Module):
         self.k_proj = Linear(config.hidden_size, kv, bias=bias)
         self.v_proj = Linear(config.hidden_size, kv, bias=bias)
         self.o_proj = Linear(inner, config.hidden_size, bias=bias)
+        self._joint = Joined(self.q_proj, self.k_proj, self.v_proj)
         self._scale = self._head_dim**-0.5
 
     def new_state(self, batch: int = 1) -> KVCache:
         """No keys yet."""
         return new_kv_cache(batch, self._kv_heads, self._head_dim, self.k_proj.dtype)
 
-    def step(self, x: mx.array, state: KVCache) -> tuple[mx.array, KVCache]:
-        """x ``[B, n, hidden]``, consuming ``state`` -> y like x, and the cache with n more positions."""
-        queries = self._by_head(self.q_proj(x), self._heads)
-        keys, values = (self._by_head(proj(x), self._kv_heads) for proj in (self.k_proj, self.v_proj))
-        state, keys, values = append(state, keys, values)
-        y = attend(queries, keys, values, self._scale)
-        return self.o_proj(y.swapaxes(1, 2).flatten(-2)), state
+    def step(
+        self, x: mx.array, state: KVCache, residual: mx.array | None = None, at: Slot | None = None
+    ) -> tuple[mx.array, KVCache]:
+        """x ``[B, n, hidden]``, consuming ``state`` -> y like x, ``residual`` added, and the longer cache.
+
+        ``at`` are the arrays of the place that was reserved for a single position (see ``kv_cache``).
+        """
+        heads = self._by_head(self._joint(x), self._heads + 2 * self._kv_heads)
+        queries, keys, values = mx.split(heads, [self._heads, self._heads + self._kv_heads], axis=1)
+        if at is None:
+            state, keys, values = append(state, keys, values)
+            y = attend(queries, keys, values, self._scale)
+        else:
+            state, mask = store(state, keys, values, at[0]), at[1]
+            y = mx.fast.scaled_dot_product_attention(queries, state.keys, state.values, scale=self._scale, mask=mask)
+        return _projected(self.o_proj, y.swapaxes(1, 2).flatten(-2), residual), state
 
     def _by_head(self, x: mx.array, heads: int) -> mx.array:
         return mx.unflatten(x, -1, (heads, self._head_dim)).swapaxes(1, 2)
@@ -155,10 +172,11 @@ class Layer(nn.Module):
         self.norm = RMSNorm(config.hidden_size, config.layer_norm_epsilon)
         self.mixer = MIXERS[kind](config)
 
-    def step(self, x: mx.array, state: Any) -> tuple[mx.array, Any]:
+    def step(self, x: mx.array, state: Any, at: Slot | None = None) -> tuple[mx.array, Any]:
         """x ``[B, n, hidden]``, consuming ``state`` -> y like x, and the next state."""
-        y, state = self.mixer.step(self.norm(x), state)
-        return x + y, state
+        if at is not None and isinstance(self.mixer, Attention):
+            return self.mixer.step(self.norm(x), state, x, at)
+        return self.mixer.step(self.norm(x), state, x)
 
 
 class NemotronH(nn.Module):
@@ -183,11 +201,32 @@ class NemotronH(nn.Module):
         Returns:
             Hidden ``[B, n, hidden]`` after the final norm, in x's dtype, and the next state.
         """
-        states = []
+        return self._run(x, state, None)
+
+    def reserve(self, state: NemotronHState) -> Slot | None:
+        """Make room for one position in every attention layer and count it: what ``decode`` needs to know of it.
+
+        None for a trunk without attention. ``state`` changes, and is to be given to ``decode`` next.
+        """
+        places = [reserve(layer) for layer in state.layers if isinstance(layer, KVCache)]
+        return places[0].arrays() if places else None
+
+    def grown(self, state: NemotronHState) -> NemotronHState | None:
+        """A state to compile ``decode`` for: of the capacity after the present one. None if it will keep its own."""
+        larger = [grown(layer) if isinstance(layer, KVCache) else layer for layer in state.layers]
+        caches = [layer for layer in larger if isinstance(layer, KVCache)]
+        return NemotronHState(larger) if caches else None
+
+    def decode(self, x: mx.array, state: NemotronHState, at: Slot | None) -> tuple[mx.array, NemotronHState]:
+        """``step`` for the one position ``[B, 1, hidden]`` that was reserved: arrays only, of shapes that stay."""
+        return self._run(x, state, at)
+
+    def _run(self, x: mx.array, state: NemotronHState, at: Slot | None) -> tuple[mx.array, NemotronHState]:
+        after = []
         for layer, layer_state in zip(self.layers, state.layers, strict=True):
-            x, layer_state = layer.step(x, layer_state)
-            states.append(layer_state)
-        return self.norm_f(x), NemotronHState(states)
+            x, layer_state = layer.step(x, layer_state, at)
+            after.append(layer_state)
+        return self.norm_f(x), NemotronHState(after)
 
     def layer_outputs(self, x: mx.array) -> list[mx.array]:
         """The residual stream ``[B, n, hidden]`` after each layer of a whole sequence, before the final norm."""

@@ -11,6 +11,7 @@ from functools import cache
 from itertools import pairwise
 
 import mlx.core as mx
+import numpy as np
 
 __all__ = [
     "Draws",
@@ -55,8 +56,14 @@ def top_p(logits: mx.array, p: float) -> mx.array:
     order = mx.argsort(logits, axis=-1)
     ascending = mx.take_along_axis(logits, order, axis=-1)
     mass = mx.cumsum(mx.softmax(ascending, axis=-1), axis=-1)
-    kept = (mass > 1 - p) | (mx.arange(logits.shape[-1]) == logits.shape[-1] - 1)
+    kept = (mass > 1 - p) | _is_last(logits.shape[-1])
     return mx.put_along_axis(logits, order, mx.where(kept, ascending, -mx.inf), axis=-1)
+
+
+@cache
+def _is_last(size: int) -> mx.array:
+    """False but for the last place: a constant, so that a frame does not make it anew."""
+    return mx.array(np.arange(size) == size - 1)
 
 
 def gumbel(u: mx.array) -> mx.array:
@@ -66,9 +73,8 @@ def gumbel(u: mx.array) -> mx.array:
 
 def choose_component(logits: mx.array, p: float, u: mx.array) -> mx.array:
     """Index ``[...]`` of the mixture component drawn from float32 logits ``[..., N]`` with uniforms ``u`` ``[N]``."""
-    kept = top_p(logits, p)
-    log_probabilities = kept - mx.logsumexp(kept, axis=-1, keepdims=True)
-    return mx.argmax(log_probabilities + gumbel(u), axis=-1)
+    # Logits serve as well as the logarithms of probabilities, which are all smaller by the same number.
+    return mx.argmax(top_p(logits, p) + gumbel(u), axis=-1)
 
 
 def square_norms(tables: mx.array) -> mx.array:
@@ -77,26 +83,35 @@ def square_norms(tables: mx.array) -> mx.array:
 
 
 def quantize(
-    latent: mx.array, depth: mx.array, tables: mx.array, norms: mx.array, start: int, count: int
+    latent: mx.array, depth: mx.array | None, tables: mx.array, norms: mx.array, start: int, count: int
 ) -> tuple[list[mx.array], mx.array]:
     """Code ``latent`` with levels ``start`` to ``start + count - 1``, each taking what the one before left.
 
-    ``latent`` ``[B, T, L]`` is the residual after the levels below ``start``, whose sum is ``depth`` ``[B, T, L]``;
-    tables ``[Q, K, L]`` and ``norms`` ``[Q, K]`` (``square_norms``) are float32. Returns the codes of these levels
-    (each ``[B, T]``; of equal distances the lowest id) and the sum with them, added in ascending order.
+    ``latent`` ``[B, T, L]`` is the residual after the levels below ``start``, whose sum is ``depth`` ``[B, T, L]``, or
+    None where there are none. Tables ``[Q, K, L]`` and ``norms`` ``[Q, K]`` (``square_norms``) are float32. Returns the
+    codes of these levels (each ``[B, T]``; of equal distances the lowest id) and the sum with them, added in ascending
+    order.
     """
     codes, residual = [], latent
     for level in range(start, start + count):
-        code = mx.argmin(norms[level] - 2 * (residual @ tables[level].T), axis=-1)
-        vector = tables[level][code]
-        residual, depth = residual - vector, depth + vector
+        table = tables[level : level + 1].squeeze(0)  # a view, where an index would be a gather
+        code = mx.argmin(mx.addmm(norms[level : level + 1], residual, table.T, alpha=-2), axis=-1)
+        vector = table[code]
+        residual, depth = residual - vector, vector if depth is None else depth + vector
         codes.append(code)
+    assert depth is not None  # a pass has a level
     return codes, depth
 
 
 def depth_sum(codes: mx.array, tables: mx.array) -> mx.array:
     """Sum of the code vectors, ``[B, T, Q]`` -> float32 ``[B, T, L]``; the id K, one past the last, adds nothing."""
     levels, size, _ = tables.shape
-    rows = mx.arange(levels) * size + mx.minimum(codes, size - 1)
+    rows = _first_rows(levels, size) + mx.minimum(codes, size - 1)
     vectors = tables.reshape(levels * size, -1)[rows].astype(mx.float32)
-    return mx.where((codes < size)[..., None], vectors, 0).sum(axis=-2)
+    return mx.where(codes[..., None] < size, vectors, 0).sum(axis=-2)
+
+
+@cache
+def _first_rows(levels: int, size: int) -> mx.array:
+    """Where each level begins in the tables put one below the other, ``[Q]`` int32: a constant."""
+    return mx.array(np.arange(levels, dtype=np.int32) * size)

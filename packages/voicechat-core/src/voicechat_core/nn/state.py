@@ -8,16 +8,30 @@ it. Whoever wants to keep a state takes a ``copy`` first.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import mlx.core as mx
 
 from voicechat_core.errors import InputError
 
-__all__ = ["arrays", "copy", "evaluate", "filled", "map_arrays", "nbytes", "numbers"]
+__all__ = [
+    "arrays",
+    "assign",
+    "copy",
+    "evaluate",
+    "filled",
+    "leaves",
+    "map_arrays",
+    "nbytes",
+    "numbers",
+    "parts",
+    "replaced",
+    "with_leaves",
+]
 
 S = TypeVar("S")
+T = TypeVar("T")
 
 
 def map_arrays(function: Callable[[mx.array], mx.array], state: S) -> S:
@@ -32,6 +46,29 @@ def _map(function: Callable[[mx.array], mx.array], value: Any) -> Any:
         return type(value)([_map(function, item) for item in value])
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {f.name: _map(function, getattr(value, f.name)) for f in dataclasses.fields(value)}
+        return type(value)(**fields)
+    return value
+
+
+def replaced(kind: type[T], function: Callable[[T], T], state: S) -> S:
+    """The same state with ``function`` applied to each part of it that is a ``kind``."""
+    return _replaced(kind, function, state)  # type: ignore[no-any-return]
+
+
+def parts(kind: type[T], state: object) -> list[T]:
+    """Each part of a state that is a ``kind``, in field order."""
+    found: list[T] = []
+    replaced(kind, lambda part: found.append(part) or part, state)  # type: ignore[func-returns-value]
+    return found
+
+
+def _replaced(kind: type[Any], function: Callable[[Any], Any], value: Any) -> Any:
+    if isinstance(value, kind):
+        return function(value)
+    if isinstance(value, list | tuple):
+        return type(value)([_replaced(kind, function, item) for item in value])
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {f.name: _replaced(kind, function, getattr(value, f.name)) for f in dataclasses.fields(value)}
         return type(value)(**fields)
     return value
 
@@ -56,6 +93,43 @@ def _leaves(state: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         yield path, state
     for name, child in children:
         yield from _leaves(child, f"{path}.{name}" if path else name)
+
+
+def leaves(state: object) -> list[mx.array]:
+    """The arrays of a state alone, in field order."""
+    found: list[mx.array] = []
+    map_arrays(lambda x: found.append(x) or x, state)  # type: ignore[func-returns-value]
+    return found
+
+
+def with_leaves(state: S, values: Iterable[mx.array]) -> S:
+    """The same state with other arrays in the places of its own, in field order."""
+    given = iter(values)
+    return map_arrays(lambda _: next(given), state)
+
+
+def assign(state: object, values: Iterable[mx.array]) -> None:
+    """Put other arrays in the places of a state's own, in field order.
+
+    The state itself changes: whoever still holds it holds nothing old, so that the old arrays' memory can be reused.
+    """
+    _assign(state, iter(values))
+
+
+def _assign(value: Any, given: Iterator[mx.array]) -> None:
+    if isinstance(value, list):
+        for index, item in enumerate(value):
+            if isinstance(item, mx.array):
+                value[index] = next(given)
+            else:
+                _assign(item, given)
+    elif dataclasses.is_dataclass(value):
+        for field in dataclasses.fields(value):
+            item = getattr(value, field.name)
+            if isinstance(item, mx.array):
+                setattr(value, field.name, next(given))
+            else:
+                _assign(item, given)
 
 
 def filled(like: S, arrays: Mapping[str, mx.array], numbers: Mapping[str, int | None]) -> S:
