@@ -14,6 +14,7 @@ from tests.bench.serving import serve
 from tests.bench.subject import FrameTime, noise
 from voicechat_core import Profiler, VoiceChat, load
 from voicechat_core.checkpoint import filled, matched, refuse_faulty
+from voicechat_core.compilation import COMPILES, Compile, wanted
 from voicechat_core.config import VoiceChatConfig
 from voicechat_core.model import VoiceChatModel
 from voicechat_core.tokenizer import RnntVocabulary, Tokenizer
@@ -30,7 +31,7 @@ class Own:
         self.open(None)
 
     @classmethod
-    def of_tensors(cls, description: Path, tensors: dict[str, mx.array]) -> "Own":
+    def of_tensors(cls, description: Path, tensors: dict[str, mx.array], compile: Compile) -> "Own":
         """Of a checkpoint's tensors, taken out of ``tensors``."""
         config = VoiceChatConfig.from_file(description / "config.json")
         contents = matched(tensors, config)
@@ -38,13 +39,15 @@ class Own:
         networks = filled(contents, "auto")
         tokenizer = Tokenizer.from_directory(description, config.text_config.vocab_size)
         vocabulary = RnntVocabulary.from_checkpoint(description, config)
-        return cls(VoiceChat(VoiceChatModel.from_networks(config, networks, tokenizer, vocabulary)))
+        compiled = wanted(compile)
+        return cls(VoiceChat(VoiceChatModel.from_networks(config, networks, tokenizer, vocabulary, compiled=compiled)))
 
     def facts(self) -> dict[str, Any]:
         return {
             "backend": backend_facts(),
             "machine": machine_facts(),
             "fingerprint": self.voicechat.model.fingerprint,
+            "compiled": self.voicechat.model.compiled,
         }
 
     def open(self, prompt: str | None, *, staged: bool = False) -> float:
@@ -80,15 +83,15 @@ def mute(voicechat: VoiceChat) -> VoiceChat:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("checkpoint", type=Path)
-    parser.add_argument("--precision", default="auto")
+    parser.add_argument("--compile", default="auto", choices=COMPILES)
     parser.add_argument("--count", action="store_true", help="on the CPU, with stand-ins, without a transcript")
     options = parser.parse_args()
     if not options.count:
-        serve(lambda: Own(load(options.checkpoint, precision=options.precision)))
+        serve(lambda: Own(load(options.checkpoint, compile=options.compile)))
         return
     mx.set_default_device(mx.cpu)
     with one_node_each():
-        serve(lambda: Own(mute(load(options.checkpoint, precision=options.precision))))
+        serve(lambda: Own(mute(load(options.checkpoint, compile=options.compile))))
 
 
 if __name__ == "__main__":

@@ -84,3 +84,12 @@ def test_a_fast_operation_is_one_node_with_all_that_it_needs() -> None:
     assert (counts["Softmax"], counts["Multiply"], counts["Add"]) == (1, 2, 1)
     assert compiled == {"CompiledBroadcastAdd": 2, "Softmax": 1}
     assert primitives([mx.fast.rms_norm(q, None, 1e-5)])["Rsqrt"] == 1
+
+
+def test_what_is_asked_for_ahead_counts_but_is_no_wait() -> None:
+    x = evaluated(2, 4)
+    with counting() as counted:
+        y = mx.exp(x)
+        mx.async_eval(y)
+        np.array(y)
+    assert (counted.waits, counted.primitives) == (1, 1)
