@@ -20,6 +20,7 @@ from tests.bench.prompts import prompt_of
 from tests.bench.serving import Remote
 from tests.bench.subject import Subject
 from tests.bench.table import table
+from voicechat_core.compilation import COMPILES
 
 ROOT = Path(__file__).parents[2]
 COUNTED = "deep"
@@ -58,9 +59,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--drawn", action="store_true", help="weights drawn on the device, not written (full: always)")
     parser.add_argument("--in-process", action="store_true", help="both in this process (drawn weights: always)")
     parser.add_argument("--peer-python", default=sys.executable, help="interpreter of the peer's environment")
-    parser.add_argument(
-        "--positions", type=int, default=170, help="of the prompts, the checkpoint's own and fresh ones"
-    )
+    parser.add_argument("--compile", default="auto", choices=COMPILES, help="our steps")
+    parser.add_argument("--positions", type=int, default=170, help="of prompts: the checkpoint's own, and fresh ones")
     parser.add_argument("--frames", type=int, default=100)
     parser.add_argument("--staged-frames", type=int, default=50)
     parser.add_argument("--beginnings", type=int, default=3, help="sessions begun, for starts and first frames")
@@ -117,7 +117,7 @@ def _pair(options: argparse.Namespace, folder: Path) -> Iterator[Pair]:
     checkpoint = write_checkpoint(folder, options.preset, options.stored)
     set_default_prompt(checkpoint, options.positions)
     if options.in_process:
-        yield _loaded(checkpoint, _packed(options))
+        yield _loaded(checkpoint, options)
         return
     with ExitStack() as stack:
         ours, peer = (stack.enter_context(remote) for remote in _remotes(options, checkpoint))
@@ -125,8 +125,10 @@ def _pair(options: argparse.Namespace, folder: Path) -> Iterator[Pair]:
 
 
 def _remotes(options: argparse.Namespace, checkpoint: Path, *words: str) -> Iterator[Remote]:
-    for python, module in ((sys.executable, "own"), (options.peer_python, "peer")):
-        yield Remote([python, "-m", f"tests.bench.{module}", str(checkpoint), *words], ROOT)
+    ours = [sys.executable, "-m", "tests.bench.own", str(checkpoint), "--compile", options.compile]
+    peer = [options.peer_python, "-m", "tests.bench.peer", str(checkpoint)]
+    for command in (ours, peer):
+        yield Remote([*command, *words], ROOT)
 
 
 def _packed(options: argparse.Namespace) -> tuple[int, int] | None:
@@ -134,13 +136,14 @@ def _packed(options: argparse.Namespace) -> tuple[int, int] | None:
     return None if how is None else (how.bits, how.group_size)
 
 
-def _loaded(checkpoint: Path, packed: tuple[int, int] | None) -> Pair:
+def _loaded(checkpoint: Path, options: argparse.Namespace) -> Pair:
     from tests.bench.own import Own
     from tests.bench.peer import Peer
     from voicechat_core import load
     from voicechat_core.weights import read_tensors
 
-    return Pair(Own(load(checkpoint)), Peer.of_tensors(checkpoint, read_tensors(checkpoint), packed), checkpoint)
+    ours = Own(load(checkpoint, compile=options.compile))
+    return Pair(ours, Peer.of_tensors(checkpoint, read_tensors(checkpoint), _packed(options)), checkpoint)
 
 
 def _drawn(options: argparse.Namespace, folder: Path) -> Pair:
@@ -159,7 +162,8 @@ def _drawn(options: argparse.Namespace, folder: Path) -> Pair:
     def draw() -> dict[str, Any]:
         return drawn_tensors(config, tokenizer, dtype=dtype, quantization=how)
 
-    return Pair(Own.of_tensors(folder, draw()), Peer.of_tensors(folder, draw(), _packed(options)), folder)
+    ours = Own.of_tensors(folder, draw(), options.compile)
+    return Pair(ours, Peer.of_tensors(folder, draw(), _packed(options)), folder)
 
 
 def _counts(options: argparse.Namespace) -> dict[str, Any]:

@@ -66,6 +66,16 @@ class Counted:
 
         return counted
 
+    def ahead_of(self, ask: Callable[..., Any]) -> Callable[..., Any]:
+        """``ask`` for values without a wait: their primitives are counted here, for later they are gone."""
+
+        @wraps(ask)
+        def counted(*args: Any) -> Any:
+            self.nodes += primitives(_arrays(*args))
+            return ask(*args)
+
+        return counted
+
 
 def primitives(arrays: list[mx.array]) -> Counter[str]:
     """Nodes by name, views too, of the graph of what is not computed yet."""
@@ -88,6 +98,7 @@ def counting() -> Iterator[Counted]:
     counted = Counted()
     with ExitStack() as stack:
         stack.enter_context(patch.object(mx, "eval", counted.around(mx.eval, _arrays)))
+        stack.enter_context(patch.object(mx, "async_eval", counted.ahead_of(mx.async_eval)))
         for owner, names in ((mx.array, ON_ARRAYS), (np, ("array", "asarray"))):
             for name in names:
                 stack.enter_context(patch.object(owner, name, counted.around(getattr(owner, name), _first)))

@@ -47,7 +47,7 @@ def machine_facts() -> dict[str, Any]:
         "python": f"Python {platform.python_version()}",
         "system": f"{platform.system()} {platform.machine()}",
         "cpu": cpus[0].split(":", 1)[1].strip() if cpus else platform.processor(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores": f"{len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count()} cores",
         "gpu": mx.device_info().get("device_name") if mx.default_device() == mx.Device(mx.gpu) else None,
     }
 

@@ -38,9 +38,9 @@ def measure(ours: Subject, peer: Subject, fresh_prompts: list[str], sizes: Sizes
 
 
 def _session(ours: Subject, peer: Subject, frames: int, *, staged: bool) -> list[tuple[FrameTime, FrameTime]]:
-    """Steady frames of a session each, with the checkpoint's own prompt."""
+    """Steady frames of a session each, without a prompt: the peer would take 170 frames to read one."""
     for subject in (ours, peer):
-        subject.open(None, staged=staged)
+        subject.open("", staged=staged)
     return in_turns(ours.frame, peer.frame, WARM_FRAMES + frames)[WARM_FRAMES:]
 
 

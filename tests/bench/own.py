@@ -28,7 +28,9 @@ class Own:
     def __init__(self, voicechat: VoiceChat) -> None:
         self.voicechat = voicechat
         voicechat.warm_up()
-        self.open(None)
+        self.open("")
+        for _ in range(2):
+            self.frame()
 
     @classmethod
     def of_tensors(cls, description: Path, tensors: dict[str, mx.array], compile: Compile) -> "Own":

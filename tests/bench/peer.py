@@ -49,8 +49,8 @@ class Peer:
         """``mute`` leaves out the transcript, whose waits depend on what is heard."""
         self.sessions = model.create_session(tokenizer)
         self.mute = mute
-        self.open(None)
-        for _ in range(2):
+        self.open("")
+        for _ in range(2):  # so that kernels are there: what a process does once is no session's
             self.frame()
 
     @classmethod

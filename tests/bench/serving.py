@@ -55,7 +55,11 @@ class Remote:
         self._process = subprocess.Popen(
             command, cwd=root, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, encoding="utf-8"
         )
-        self._facts = self._read()
+        try:
+            self._facts = self._read()
+        except BaseException:
+            self.__exit__()
+            raise
 
     def facts(self) -> dict[str, Any]:
         return self._facts
@@ -91,8 +95,9 @@ class Remote:
 
     def _read(self) -> dict[str, Any]:
         assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
+        # What is printed before ``serve`` takes stdout away, while modules are imported, is no answer.
+        line = next((line for line in self._process.stdout if line.startswith("{")), None)
+        if line is None:
             raise WorkerError(f"{' '.join(self._command)} ended with status {self._process.wait()}")
         answer: dict[str, Any] = json.loads(line)
         return answer

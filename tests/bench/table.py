@@ -29,11 +29,9 @@ def _facts(found: dict[str, Any]) -> list[str]:
     where = "one process, one MLX" if found["in_process"] else "two processes, the same MLX and BLAS"
     return [
         f"{found['checkpoint']}, fingerprint {found['ours']['fingerprint']}; {found['date']}",
-        ", ".join(
-            (machine["gpu"] or machine["cpu"], f"{machine['cores']} cores", machine["system"], machine["python"])
-        ),
+        ", ".join(str(machine[key]) for key in ("gpu", "cpu", "cores", "system", "python") if machine[key]),
         f"{backend['device']}, {wheels}; {where}: {libraries or 'not listed by this system'}",
-        f"peer: {peer}",
+        f"ours: steps {'compiled' if found['ours']['compiled'] else 'as they are written'}; peer: {peer}",
     ]
 
 

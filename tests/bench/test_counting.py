@@ -5,6 +5,9 @@ import numpy as np
 import pytest
 
 from tests.bench.counting import counting, one_node_each, primitives
+from tests.bench.own import Own, mute
+from voicechat_core import VoiceChat
+from voicechat_core.counts import host_waits_per_frame, primitives_per_frame
 
 
 @pytest.fixture(autouse=True)
@@ -93,3 +96,12 @@ def test_what_is_asked_for_ahead_counts_but_is_no_wait() -> None:
         mx.async_eval(y)
         np.array(y)
     assert (counted.waits, counted.primitives) == (1, 1)
+
+
+def test_our_frame_counts_the_same_here_and_in_the_core(tiny: VoiceChat) -> None:
+    with one_node_each():
+        ours = Own(mute(VoiceChat(tiny.model)))
+        found = ours.count(2)
+    silent = mute(tiny)
+    assert found["primitives"] == sum(primitives_per_frame(silent).values())
+    assert found["host_waits"] == host_waits_per_frame(silent).frame
