@@ -19,6 +19,7 @@ from voicechat_core.bench_facts import Build, Starts
 from voicechat_core.counts import host_waits_per_frame, primitives_per_frame
 from voicechat_core.machine import Machine
 from voicechat_core.memory import Growth
+from voicechat_core.nn import state as states
 
 RUN = "from voicechat_core.cli import main; main()"
 
@@ -69,7 +70,7 @@ def test_a_bounded_state_does_not_grow(tiny: VoiceChat, monkeypatch: pytest.Monk
         session = voicechat.session(tts_context_frames=context)
         for _ in session.push(np.zeros(frames * 1280, np.float32)):
             pass
-        return sum(x.nbytes for path, x in session.snapshot().arrays.items() if "ear_tts" in path)
+        return states.nbytes(session._live.duplex.speech.ear_tts)
 
     layers, rows, heads, width = 7, 2, 4, 16
     slot = layers * rows * heads * width * 2 * 4

@@ -736,6 +736,7 @@ def spoilt(path: Path, arrays: dict[str, mx.array] | None = None, **facts: Any) 
         {"options": []},
         {"fingerprint": None},
         {"format": 1},
+        {"capacities": []},
     ],
 )
 def test_a_file_that_was_changed_is_refused(tiny: VoiceChat, tmp_path: Path, change: dict[str, Any]) -> None:

@@ -74,7 +74,7 @@ class FakeVoiceChat:
         self.first_frame_samples = LOOKAHEAD
         self.model = SimpleNamespace(config=SimpleNamespace(input_frame_samples=FRAME), compiled=False)
 
-    def warm_up(self, prompt_tokens: int = 256) -> None:
+    def warm_up(self, prompt_tokens: int = 256, *, tts_context_frames: int | None = None) -> None:
         self.warmed.append(f"{prompt_tokens} prompt tokens")
 
     def session(self, **options: Any) -> "FakeSession":

@@ -58,7 +58,8 @@ class Build:
 class Starts:
     """What is done before the first frame, in milliseconds.
 
-    ``prompt_states_ms``: what sessions share, once in a process. ``compile_ms``: the rest of ``VoiceChat.warm_up``.
+    ``compile_ms``: three first frames, and compiling the steps of every length; ``prompt_states_ms``: what sessions
+    share. Both once in a process, by ``VoiceChat.warm_up``.
     ``session_start_ms``: a session with the checkpoint's own prompt, after that; ``prompt_prefill_ms``: one with a
     prompt of ``prompt_tokens`` that is new; medians. ``session_bytes``: the state of the former.
     """
@@ -73,8 +74,8 @@ class Starts:
     @classmethod
     def of(cls, voicechat: VoiceChat) -> "Starts":
         """Measure them; the first two only where nobody has warmed up before."""
+        compile_ms = _milliseconds(voicechat.compile_ahead)
         states_ms = _milliseconds(lambda: voicechat.prompts.warm_up(WARM_PROMPT_TOKENS))
-        compile_ms = _milliseconds(voicechat.warm_up)
         start_ms = statistics.median(_milliseconds(voicechat.session) for _ in range(SOME))
         rng, vocabulary = np.random.default_rng(0), voicechat.model.config.text_config.vocab_size
         prompts = [rng.integers(0, vocabulary, PROMPT_TOKENS).tolist() for _ in range(SOME)]

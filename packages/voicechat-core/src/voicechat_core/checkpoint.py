@@ -6,7 +6,7 @@ Every tensor has its parameter and every parameter its tensor. A matrix with sca
 
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,8 +30,10 @@ __all__ = [
     "check_directory",
     "checkpoint_tensors",
     "examine",
+    "filled",
     "load_model",
     "load_networks",
+    "matched",
     "refuse_faulty",
 ]
 
@@ -122,10 +124,19 @@ def load_networks(
     refuse_faulty(directory, contents)
     if contents.warnings:
         log.warning("%s: %s", directory, _first_of(contents.warnings))
-    _check_control_codes(config, contents.tensors)
+    return filled(contents, precision)
+
+
+def filled(contents: Contents, precision: Precision = "float32") -> Networks:
+    """The networks with the tensors, which are taken out of ``contents``, each in its dtype.
+
+    Raises:
+        CheckpointError: naming the tensor, for a value that is not finite or not what the config makes it.
+    """
+    _check_control_codes(contents.config, contents.tensors)
     _fill(contents, precision)
     mx.clear_cache()  # what the reading took is not needed again
-    _check_silence(contents.networks, config)
+    _check_silence(contents.networks, contents.config)
     return contents.networks
 
 
@@ -150,7 +161,23 @@ def examine(directory: Path, config: VoiceChatConfig, *, transcript: bool = True
     Raises:
         CheckpointError: when the config's sizes make no model.
     """
-    (tensors, file_faults), networks = readable_tensors(directory), _networks(config)
+    tensors, file_faults = readable_tensors(directory)
+    return matched(tensors, config, transcript=transcript, file_faults=file_faults)
+
+
+def matched(
+    tensors: dict[str, mx.array],
+    config: VoiceChatConfig,
+    *,
+    transcript: bool = True,
+    file_faults: Iterable[str] = (),
+) -> Contents:
+    """What ``tensors`` in a checkpoint's names, axes and kinds of numbers are to the model, wherever they come from.
+
+    Raises:
+        CheckpointError: when the config's sizes make no model.
+    """
+    networks = _networks(config)
     every = matrices(networks)
     found = plan(config.quantization_map, tensors, {path: matrix.shape for path, matrix in every.items()})
     for path, quantization in found.modules.items():
@@ -162,7 +189,7 @@ def examine(directory: Path, config: VoiceChatConfig, *, transcript: bool = True
     extra = [name for name in unknown if not _spoken_for(name, found)]
     left_over = [listed("tensors that this model does not have", extra)] if extra else []
     problems = [*found.problems.values(), *mismatches_text(faults), *left_over]
-    return Contents(config, tensors, networks, found, optional, file_faults, problems)
+    return Contents(config, tensors, networks, found, optional, list(file_faults), problems)
 
 
 def refuse_faulty(directory: Path, contents: Contents) -> None:

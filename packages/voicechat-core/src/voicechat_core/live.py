@@ -17,11 +17,14 @@ from voicechat_core.model import VoiceChatModel
 from voicechat_core.nn import state as states
 from voicechat_core.nn.codec import CodecState
 from voicechat_core.nn.perception import PerceptionState
-from voicechat_core.nn.rnnt import RnntState, greedy_step
-from voicechat_core.noise import Noise
+from voicechat_core.nn.rnnt import Pending, RnntState, propose, resolve
+from voicechat_core.noise import KeyedNoise, Noise
 from voicechat_core.tools import Forced
 
-__all__ = ["LiveFrame", "LiveState", "start", "step", "tail"]
+__all__ = ["LiveFrame", "LiveState", "start", "step", "tail", "warm_up"]
+
+
+WARM_FRAMES = 3  # the first reads fewer samples and says nothing, the second is the first to speak
 
 
 @dataclass
@@ -68,19 +71,33 @@ def step(
         ModelError: when a value behind the ids, the codes or the samples is not a number.
     """
     mark = mark or _no_mark
-    heard, state.perception = model.networks.stt_model.perception.step(mx.array(samples)[None], state.perception)
-    encoded, projected = heard.encoded, heard.projected
+    encoded, projected = model.steps.perception(state.perception, mx.array(samples)[None])
     mark("perception", encoded, projected)
-    labels, rnnt = _transcribe(model, encoded, state.rnnt)
+    pending = _proposed(model, encoded, state.rnnt)
+    early = None if mark is _no_mark else _transcribed(model, pending, state.rnnt)  # a stage that is timed ends here
     mark("rnnt")
     frame, timeline = duplex.step(model, projected, state.duplex, noise, mark=mark, forced=forced)
     row = model.steps.codec(state.codec, frame.codes, frame.text, frame.function, frame.finite)
-    state = LiveState(state.perception, rnnt, timeline, state.codec)
-    mx.async_eval(row, *states.leaves(state))  # type: ignore[no-untyped-call]
+    # Everything is queued, the transcript's first choice first: while the host waits for it, the rest goes on.
+    mx.async_eval(  # type: ignore[no-untyped-call]
+        [] if pending is None else pending.best, row, *states.leaves([state.perception, timeline, state.codec])
+    )
+    labels, rnnt = early or _transcribed(model, pending, state.rnnt)
+    mx.async_eval(states.leaves(rnnt))  # type: ignore[no-untyped-call]
     model.steps.prepare_next(timeline.llm, timeline.speech.ear_tts)
     found = np.array(row)[0]  # the one wait
     mark("codec")
-    return _on_host(model, labels, found), state
+    return _on_host(model, labels, found), LiveState(state.perception, rnnt, timeline, state.codec)
+
+
+def warm_up(model: VoiceChatModel, opening: DuplexState) -> None:
+    """Everything that is done for the first time: a first frame, two later ones, and the steps of longer sessions."""
+    noise = KeyedNoise(0, model.config.tts_config, compiled=model.compiled)
+    state = start(model, opening)
+    until = model.networks.stt_model.perception.samples_until
+    for frame in range(WARM_FRAMES):
+        _, state = step(model, np.zeros(until(frame + 1) - until(frame), np.float32), state, noise)
+    model.steps.prepare_all(state.duplex.llm, state.duplex.speech.ear_tts)
 
 
 def _on_host(model: VoiceChatModel, labels: list[int], row: npt.NDArray[np.float32]) -> LiveFrame:
@@ -97,13 +114,20 @@ def tail(model: VoiceChatModel, state: LiveState) -> npt.NDArray[np.float32]:
     return np.array(model.networks.tts_model.audio_codec.tail(state.codec)[0], dtype=np.float32)
 
 
-def _transcribe(model: VoiceChatModel, encoded: mx.array, state: RnntState) -> tuple[list[int], RnntState]:
-    """One frame's labels; none where the checkpoint has no transcript branch. Waits for each label."""
-    vocabulary, stt = model.rnnt_vocabulary, model.networks.stt_model
-    if not vocabulary.enabled:
+def _proposed(model: VoiceChatModel, encoded: mx.array, state: RnntState) -> Pending | None:
+    """What the transcript branch would say first to a frame, not waited for; None where a checkpoint has none."""
+    stt = model.networks.stt_model
+    return propose(stt.rnnt_decoder, stt.rnnt_joint, encoded, state) if model.rnnt_vocabulary.enabled else None
+
+
+def _transcribed(model: VoiceChatModel, pending: Pending | None, state: RnntState) -> tuple[list[int], RnntState]:
+    """One frame's labels. Waits for each, and for the blank after them."""
+    if pending is None:
         return [], state
+    stt, vocabulary = model.networks.stt_model, model.rnnt_vocabulary
     symbols = model.config.audio_config.max_symbols
-    return greedy_step(stt.rnnt_decoder, stt.rnnt_joint, encoded, state, symbols, vocabulary.special)
+    labels, state, _ = resolve(stt.rnnt_decoder, stt.rnnt_joint, pending, symbols, vocabulary.special)
+    return labels, state
 
 
 def _no_mark(stage: str, *values: mx.array) -> None:

@@ -15,7 +15,7 @@ from voicechat_core.model import Networks, SttModel
 from voicechat_core.nn.char_table import CharTable
 from voicechat_core.weights import named_parameters
 
-__all__ = ["random_networks"]
+__all__ = ["initial", "random_networks"]
 
 SPEECH_DECODER = "tts_model.tts_model."
 Values = NDArray[np.float32]
@@ -75,12 +75,13 @@ GAINS = (
 )
 
 
-def _initial(name: str, shape: tuple[int, ...], levels: int) -> Initial:
+def initial(name: str, shape: tuple[int, ...], levels: int) -> Initial:
+    """How a parameter's values come from standard normal draws; ``levels`` are the codebooks."""
     if "mus_list" in name:
         return _codebook(int(name.rsplit(".", 1)[-1]), levels)
-    for suffix, initial in SUFFIXES:
+    for suffix, how in SUFFIXES:
         if name.endswith(suffix):
-            return initial
+            return how
     if len(shape) <= 1:
         is_norm = name.endswith("weight")
         return _around_one if is_norm and not name.startswith(SPEECH_DECODER) else _scaled(0.2)
@@ -107,7 +108,7 @@ def random_networks(config: VoiceChatConfig, chars: CharTable, seed: int) -> Net
             continue
         rng = np.random.Generator(np.random.PCG64([seed, zlib.crc32(name.encode())]))
         draws = rng.standard_normal(value.shape, dtype=np.float32)
-        weights.append((name, mx.array(_initial(name, value.shape, levels)(draws).astype(np.float32))))
+        weights.append((name, mx.array(initial(name, value.shape, levels)(draws).astype(np.float32))))
     networks.load_weights(weights, strict=False)
     _fill_buffers(networks, chars)
     _favour_blank(networks.stt_model)

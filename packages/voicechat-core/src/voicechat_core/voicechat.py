@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from voicechat_core import live
 from voicechat_core.audio import check_samples, read_audio
 from voicechat_core.checkpoint import load_model
 from voicechat_core.compilation import Compile, wanted
@@ -136,13 +137,19 @@ class VoiceChat:
         taken = snapshot if isinstance(snapshot, Snapshot) else Snapshot.load(snapshot)
         return Session.resumed(self.prompts, taken, profiler=profiler)
 
-    def warm_up(self, prompt_tokens: int = WARM_PROMPT_TOKENS) -> None:
-        """Compute ahead what sessions share, so that the first user does not wait for it.
+    def warm_up(self, prompt_tokens: int = WARM_PROMPT_TOKENS, *, tts_context_frames: int | None = None) -> None:
+        """Compute and compile ahead what sessions share, so that no user waits for it.
 
-        These are the state after the checkpoint's own prompt, and the speech decoder's state for prompts of up to
-        ``prompt_tokens`` tokens. Without it, the first session that needs them computes them.
+        Compiled are the steps of a frame, for every length that a session with ``tts_context_frames`` can come to.
+        Computed are the state after the checkpoint's own prompt, and the speech decoder's state for prompts of up to
+        ``prompt_tokens`` tokens. Without it, the first session that needs them pays.
         """
+        self.compile_ahead(tts_context_frames)
         self.prompts.warm_up(prompt_tokens)
+
+    def compile_ahead(self, tts_context_frames: int | None = None) -> None:
+        """The first half of ``warm_up``: three frames, and what longer sessions need. Uncompiled, the frames alone."""
+        live.warm_up(self.model, self.prompts.opening([], tts_context_frames=tts_context_frames))
 
 
 def load(checkpoint: str | PathLike[str], *, precision: Precision = "auto", compile: Compile = "auto") -> VoiceChat:

@@ -153,6 +153,7 @@ def serve(
         most_input_seconds=settings.queued_seconds,
         most_results=settings.queued_events,
         warm_prompt=system_prompt,
+        warm_context_frames=tts_context_frames,
         frame_took=metrics.frame_took,
     )
     run(worker, App(worker, settings, gate, metrics, recordings), place)

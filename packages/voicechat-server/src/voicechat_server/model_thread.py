@@ -93,6 +93,7 @@ class ModelThread:
         *,
         warm_prompt_tokens: int,
         warm_prompt: str | None = None,
+        warm_context_frames: int | None = None,
     ) -> None:
         """``tell`` passes news on; it is called on the thread and must not block."""
         self.commands: SimpleQueue[Command] = SimpleQueue()  # bounded by its senders, see ``worker``
@@ -100,6 +101,7 @@ class ModelThread:
         self._tell = tell
         self._warm_prompt_tokens = warm_prompt_tokens
         self._warm_prompt = warm_prompt
+        self._warm_context_frames = warm_context_frames
         self._halted = threading.Event()
         self._voicechat: VoiceChat | None = None
         self._frame_samples = 0
@@ -330,8 +332,13 @@ class ModelThread:
 
     def _warm_up(self, voicechat: "VoiceChat") -> None:
         """What is done for the first time is done before the first user comes: prompts, kernels, buffers."""
-        voicechat.warm_up(self._warm_prompt_tokens)
-        session = voicechat.session(system_prompt=self._warm_prompt, progress=lambda done: self._while_opening())
+        frames = self._warm_context_frames
+        voicechat.warm_up(self._warm_prompt_tokens, tts_context_frames=frames)
+        session = voicechat.session(
+            system_prompt=self._warm_prompt,
+            tts_context_frames=frames,
+            progress=lambda done: self._while_opening(),
+        )
         for _ in session.push(np.zeros(2 * self._frame_samples, np.int16)):  # the first two frames are cold
             pass
         session.cancel()

@@ -118,6 +118,7 @@ class Worker:
         most_sessions: int = MOST_SESSIONS,
         warm_prompt_tokens: int = WARM_PROMPT_TOKENS,
         warm_prompt: str | None = None,
+        warm_context_frames: int | None = None,
         frame_took: Callable[[FrameTime], None] | None = None,
     ) -> None:
         """Does nothing yet.
@@ -129,13 +130,20 @@ class Worker:
             most_sessions: that the thread has not closed yet.
             warm_prompt_tokens: up to which a session's own prompt takes one scan.
             warm_prompt: of the session that warms the model up; one that no session could have is an error of loading.
+            warm_context_frames: the ``tts_context_frames`` of sessions to come, whose steps are compiled ahead.
             frame_took: called in Trio, before a frame's results can be taken; it must not raise.
         """
         self._most_input = int(most_input_seconds * SAMPLE_RATE)
         self._most_results = most_results
         self._most_sessions = most_sessions
         self._frame_took = frame_took
-        self._side = ModelThread(load, self._tell, warm_prompt_tokens=warm_prompt_tokens, warm_prompt=warm_prompt)
+        self._side = ModelThread(
+            load,
+            self._tell,
+            warm_prompt_tokens=warm_prompt_tokens,
+            warm_prompt=warm_prompt,
+            warm_context_frames=warm_context_frames,
+        )
         self._thread: threading.Thread | None = None
         self._token: trio.lowlevel.TrioToken | None = None
         self._generations = itertools.count(1)

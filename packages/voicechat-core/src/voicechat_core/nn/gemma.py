@@ -170,7 +170,7 @@ class Attention(nn.Module):
         """
         normal = mx.unflatten(mx.fast.rms_norm(x.astype(mx.float32), None, self.q_norm.eps), -1, (2, -1))
         factors = self._factors(self.q_norm.weight, self.k_norm.weight)
-        rotated = (normal * factors[0]) * at.cosines + (normal[..., ::-1, :] * factors[1]) * at.sines
+        rotated = (normal * factors[:1]) * at.cosines + (normal[..., ::-1, :] * factors[1:]) * at.sines
         return rotated.astype(x.dtype).flatten(-2)
 
     def __call__(self, x: mx.array, cache: KVCache) -> tuple[mx.array, KVCache]:
