@@ -81,7 +81,7 @@ def test_every_limit_is_an_option(monkeypatch: pytest.MonkeyPatch) -> None:
         queued_events=5,
     )
     assert (worker._most_input, worker._most_results) == (64000, 5)
-    assert (worker._side._warm_prompt, worker._side._warm_context_frames, place) == ("p", 2, Place("::1", 13))
+    assert (worker._side._warm_prompt, worker._side._warm_context_frames, place) == ("p", 12, Place("::1", 13))
 
 
 def test_the_options_defaults_are_the_settings() -> None:

@@ -18,7 +18,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from voicechat_core.config import EncoderConfig
-from voicechat_core.nn.folded import Folded
+from voicechat_core.nn.derived import Derived
 from voicechat_core.nn.layout import Axes, CheckpointLayout
 from voicechat_core.nn.linear import Joined, Linear
 from voicechat_core.nn.subsampling import ConvSubsampling, SubsamplingState, encoded_length
@@ -147,8 +147,8 @@ class RelPositionAttention(nn.Module):
         self.pos_bias_u = mx.zeros((self._heads, self._head_dim))
         self.pos_bias_v = mx.zeros((self._heads, self._head_dim))
         self._joint = Joined(self.linear_q, self.linear_k, self.linear_v)
-        self._bias = Folded(lambda u: mx.pad(u.flatten(), (0, 2 * u.size)))
-        self._positions = Folded(self._tables)
+        self._bias = Derived(lambda u: mx.pad(u.flatten(), (0, 2 * u.size)))
+        self._positions = Derived(self._tables)
 
     @property
     def dtype(self) -> mx.Dtype:
@@ -294,7 +294,7 @@ class ConformerEncoder(nn.Module):
         self.layers = [ConformerLayer(config) for _ in range(config.n_layers)]
         self._context = config.att_context_size[0]
         self._present = mx.zeros((1,))
-        self._constants = Folded(lambda *constants: mx.stack(list(constants)))
+        self._constants = Derived(lambda *constants: mx.stack(list(constants)))
 
     def __call__(self, mel: mx.array, length: int | None = None) -> mx.array:
         """A whole sequence: ``encoded_length(T)`` frames.

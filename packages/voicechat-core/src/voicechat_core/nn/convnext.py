@@ -17,7 +17,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from voicechat_core.nn.cores import by_halves
-from voicechat_core.nn.folded import Folded
+from voicechat_core.nn.derived import Derived
 from voicechat_core.nn.layout import Axes, CheckpointLayout
 
 __all__ = ["BlockConv1d", "BlockConvTranspose1d", "ConvNeXt", "ConvStack", "DepthwiseConv1d", "gelu"]
@@ -106,7 +106,7 @@ class DepthwiseConv1d(CheckpointLayout, nn.Module):
         super().__init__()
         self.weight = mx.zeros((channels, kernel, 1))
         self.bias = mx.zeros((channels,))
-        self._taps = Folded(lambda weight: [mx.contiguous(weight[:, j, 0]) for j in range(kernel)])
+        self._taps = Derived(lambda weight: [mx.contiguous(weight[:, j, 0]) for j in range(kernel)])
 
     def __call__(self, x: mx.array) -> mx.array:
         """Convolve ``x``, whose first ``kernel - 1`` columns are only looked at."""

@@ -171,7 +171,8 @@ class Attention(nn.Module):
         normal = mx.unflatten(mx.fast.rms_norm(x.astype(mx.float32), None, self.q_norm.eps), -1, (2, -1))
         factors = self._factors(self.q_norm.weight, self.k_norm.weight)
         rotated = (normal * factors[:1]) * at.cosines + (normal[..., ::-1, :] * factors[1:]) * at.sines
-        return rotated.astype(x.dtype).flatten(-2)
+        result: mx.array = rotated.astype(x.dtype).flatten(-2)
+        return result
 
     def __call__(self, x: mx.array, cache: KVCache) -> tuple[mx.array, KVCache]:
         """New positions ``[B, n, width]`` after those of ``cache`` -> ``[B, n, width]`` and the cache with them."""

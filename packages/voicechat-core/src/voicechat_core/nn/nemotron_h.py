@@ -18,6 +18,7 @@ from voicechat_core.config import TextConfig
 from voicechat_core.nn.kv_cache import KVCache, append, grown, new_kv_cache, reserve, store
 from voicechat_core.nn.linear import Joined, Linear
 from voicechat_core.nn.mamba2 import Mamba2Mixer, MambaState
+from voicechat_core.nn.norms import rms_norm
 
 __all__ = ["MLP", "Attention", "Layer", "NemotronH", "NemotronHState", "RMSNorm", "Slot", "attend", "relu2"]
 
@@ -56,7 +57,7 @@ class RMSNorm(nn.Module):
 
     def __call__(self, x: mx.array) -> mx.array:
         """x ``[..., dim]`` -> the same shape and dtype."""
-        return mx.fast.rms_norm(x, self.weight, self._eps).astype(x.dtype)
+        return rms_norm(x, self.weight, self._eps, x.dtype)
 
 
 def relu2(x: mx.array) -> mx.array:

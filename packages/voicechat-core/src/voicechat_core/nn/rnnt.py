@@ -16,7 +16,7 @@ import mlx.nn as nn
 
 from voicechat_core.config import DecoderConfig, JointConfig
 from voicechat_core.errors import ModelError
-from voicechat_core.nn.folded import Folded
+from voicechat_core.nn.derived import Derived
 from voicechat_core.nn.linear import Embedding, Linear
 
 __all__ = [
@@ -35,7 +35,7 @@ class Lstm(nn.Module):
             self[f"weight_hh_l{layer}"] = mx.zeros((4 * size, size))
             self[f"bias_ih_l{layer}"] = mx.zeros((4 * size,))
             self[f"bias_hh_l{layer}"] = mx.zeros((4 * size,))
-        self._joint = [Folded(_one_product) for _ in range(layers)]
+        self._joint = [Derived(_one_product) for _ in range(layers)]
 
     def __call__(self, x: mx.array, h: mx.array, c: mx.array) -> tuple[mx.array, mx.array, mx.array]:
         """Input ``[B, H]`` and state ``[L, B, H]`` -> the last layer's output ``[B, H]`` and the new state."""

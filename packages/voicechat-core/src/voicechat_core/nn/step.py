@@ -10,6 +10,7 @@ from typing import Any, Generic, TypeVar
 
 import mlx.core as mx
 
+from voicechat_core.nn import cuda
 from voicechat_core.nn import state as states
 
 __all__ = ["Step"]
@@ -37,7 +38,8 @@ class Step(Generic[S]):
     def __call__(self, state: S, *inputs: Any) -> Any:
         """The outputs. ``state`` becomes the next one: it holds the new arrays, and its counters stay."""
         if self._run is None:
-            outputs, after = self._function(state, *inputs)
+            with cuda.allowed():
+                outputs, after = self._function(state, *inputs)
             states.assign(state, states.leaves(after))
             return outputs
         outputs, leaves = self._compiled(state, inputs)
@@ -72,7 +74,8 @@ def _on_leaves(function: Callable[..., tuple[Any, S]], template: list[S]) -> Cal
     """
 
     def on_leaves(inputs: tuple[Any, ...], leaves: list[mx.array]) -> tuple[Any, list[mx.array]]:
-        outputs, after = function(states.with_leaves(template[0], leaves), *inputs)
+        with cuda.allowed():
+            outputs, after = function(states.with_leaves(template[0], leaves), *inputs)
         return outputs, states.leaves(after)
 
     return on_leaves

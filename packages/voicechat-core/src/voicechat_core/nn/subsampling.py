@@ -13,7 +13,7 @@ import mlx.nn as nn
 
 from voicechat_core.config import EncoderConfig
 from voicechat_core.errors import InputError
-from voicechat_core.nn.folded import Folded
+from voicechat_core.nn.derived import Derived
 from voicechat_core.nn.layout import Axes, CheckpointLayout
 from voicechat_core.nn.linear import Linear
 
@@ -98,7 +98,7 @@ class ConvSubsampling(nn.Module):
             nn.ReLU(),
         ]
         self.out = Linear(channels * encoded_length(config.feat_in), config.d_model)
-        self._biases = [Folded(_joint_bias) for _ in self._stages()]
+        self._biases = [Derived(_joint_bias) for _ in self._stages()]
         self._features = config.feat_in
         self._channels = channels
 
@@ -146,7 +146,7 @@ class ConvSubsampling(nn.Module):
         return self.out(x.swapaxes(2, 3).flatten(2)).astype(mx.float32)
 
 
-def _run(stage: list[Any], joint_bias: Folded, x: mx.array) -> mx.array:
+def _run(stage: list[Any], joint_bias: Derived, x: mx.array) -> mx.array:
     """A strided convolution, where channels are mixed a 1x1 one, and the rectifier; one bias for both."""
     strided, *pointwise, rectify = stage
     if not pointwise:
