@@ -4,7 +4,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from tests.bench.counting import counting, one_node_each, primitives
+from tests.bench.counting import Counted, counting, one_node_each, primitives
 from tests.bench.own import Own, mute
 from voicechat_core import VoiceChat
 from voicechat_core.counts import host_waits_per_frame, primitives_per_frame
@@ -60,6 +60,16 @@ def test_each_way_to_wait_is_one(wait: object) -> None:
         wait(x)  # type: ignore[operator]
     assert counted.waits == 1
     assert counted.nodes["Add"] == 1
+
+
+def test_a_wait_within_a_wait_is_that_wait() -> None:
+    counted = Counted()
+    x = evaluated(3) + 1
+    inner = counted.around(lambda x: x, lambda x: [x])
+    counted.around(inner, lambda x: [x])(x)
+    assert (counted.waits, counted.primitives) == (1, 1)
+    inner(x)
+    assert counted.waits == 2
 
 
 def test_other_conversions_do_not_wait() -> None:
