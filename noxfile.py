@@ -138,6 +138,29 @@ def evaluate(session: nox.Session) -> None:
 
 @nox.session
 def bench(session: nox.Session) -> None:
+    """Our session beside the peer's, in turns on a synthetic checkpoint: see tests/bench/README.md for options."""
+    mlx = "cuda" if shutil.which("nvidia-smi") else "mlx"
+    install_packages(session, mlx=mlx)
+    ours = session.run("python", "-m", "pip", "freeze", silent=True) or ""
+    # Both sides compute with the same MLX, and with what it brings on a GPU.
+    same = [line for line in ours.splitlines() if line.startswith(("mlx", "nvidia-"))]
+    python = peer_environment(session, same)
+    session.run("python", "-m", "tests.bench.compare", "--peer-python", str(python), *session.posargs)
+
+
+def peer_environment(session: nox.Session, mlx: list[str]) -> Path:
+    """An environment of the peer's own, from PyPI: its interpreter."""
+    folder = Path(session.create_tmp()).absolute() / "peer"
+    python = folder / "bin" / "python"
+    if not python.exists():
+        session.run("python", "-m", "venv", str(folder))
+    words = ["pip", "install", "-q", "--no-deps", "-r", "tests/bench/peer.txt", *mlx]
+    session.run(str(python), "-m", *words, external=True)
+    return python
+
+
+@nox.session
+def bench_context(session: nox.Session) -> None:
     """Five minutes of a live session on a small checkpoint, with all of the history and with a bounded one."""
     install_packages(session)
     checkpoint = small_checkpoint(session)

@@ -33,6 +33,11 @@ class Fake:
         return {"host_waits": 1.0, "primitives": 10.0 * frames}
 
 
+def noisy() -> Fake:
+    print('{"what a library": "prints while it loads"}')
+    return Fake()
+
+
 if __name__ == "__main__":
-    print("what a library prints while it is loaded")
-    serve(Fake)
+    print("what a library prints while it is imported")
+    serve(noisy)

@@ -4,10 +4,9 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from tests.bench.counting import counting, one_node_each, primitives
+from tests.bench.counting import Counted, counting, one_node_each, primitives
 from tests.bench.own import Own, mute
 from voicechat_core import VoiceChat
-from voicechat_core.counts import host_waits_per_frame, primitives_per_frame
 
 
 @pytest.fixture(autouse=True)
@@ -62,6 +61,16 @@ def test_each_way_to_wait_is_one(wait: object) -> None:
     assert counted.nodes["Add"] == 1
 
 
+def test_a_wait_within_a_wait_is_that_wait() -> None:
+    counted = Counted()
+    x = evaluated(3) + 1
+    inner = counted.around(lambda x: x, lambda x: [x])
+    counted.around(inner, lambda x: [x])(x)
+    assert (counted.waits, counted.primitives) == (1, 1)
+    inner(x)
+    assert counted.waits == 2
+
+
 def test_other_conversions_do_not_wait() -> None:
     with counting() as counted:
         np.array([1, 2])
@@ -98,10 +107,14 @@ def test_what_is_asked_for_ahead_counts_but_is_no_wait() -> None:
     assert (counted.waits, counted.primitives) == (1, 1)
 
 
-def test_our_frame_counts_the_same_here_and_in_the_core(tiny: VoiceChat) -> None:
+def test_our_frame_counted_from_outside_is_what_the_core_counts(tiny: VoiceChat) -> None:
+    """The peer is counted from outside; of 593 primitives one chain more is fused by these stand-ins."""
     with one_node_each():
         ours = Own(mute(VoiceChat(tiny.model)))
-        found = ours.count(2)
-    silent = mute(tiny)
-    assert found["primitives"] == sum(primitives_per_frame(silent).values())
-    assert found["host_waits"] == host_waits_per_frame(silent).frame
+        with counting() as counted:
+            for _ in range(2):
+                ours.frame()
+    found, core = counted.a_frame(2), ours.count(1)
+    assert core["host_waits"] == found["host_waits"] == 1
+    assert core["primitives"] == pytest.approx(found["primitives"], abs=1)
+    assert core["by_name"]["Matmul"] == found["by_name"]["Matmul"]

@@ -40,6 +40,18 @@ def test_the_same_numbers_of_sensible_size_each_time(tmp_path: Path) -> None:
     )
 
 
+def test_on_the_device_is_drawn_what_is_only_scaled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.bench.drawn.ON_THE_HOST", 0)
+    _, tensors = drawn(tmp_path, "tiny", "float32")
+    assert np.std(np.array(tensors["stt_model.lm_head.weight"])) == pytest.approx(96**-0.5, rel=0.05)
+    assert np.std(np.array(tensors["stt_model.embed_tokens.weight"])) == pytest.approx(0.7, rel=0.05)
+    characters = np.array(tensors["tts_model.tts_model.embed_subword.embed_tokens.weight"])
+    assert np.std(characters[:-1]) == pytest.approx(0.7, rel=0.05)
+    assert not characters[-1].any()
+    codebook = np.array(tensors["tts_model.audio_codec.prvq.mus_list.0"])
+    assert np.linalg.norm(codebook, axis=-1) == pytest.approx(2.0)
+
+
 @pytest.mark.parametrize(("stored", "packed"), [("bfloat16", 0), ("4bit", 123)])
 def test_the_full_size_is_the_published_one(tmp_path: Path, stored: str, packed: int) -> None:
     config, tensors = drawn(tmp_path, "full", stored)

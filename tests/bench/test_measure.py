@@ -67,6 +67,7 @@ def test_the_table_says_what_was_found(found: dict[str, Any]) -> None:
     assert "preset x, fingerprint f00d; a day\na processor, 2 cores, Linux, Python 3\n" in text
     assert "libblas.so aa\nours: steps compiled; peer: mlx-vlm 0\n" in text
     assert "whole frame                   2.00     10.00   0.200   0.200   0.200\n" in text
+    assert "default prompt of 170 positions, over the peer's: 0.50 / 8.00 ms = 0.08333" in text
     assert "fresh prompt of 170 positions, over the peer's: 8.00 / 8.00 ms = 1.00000 (1.00000 to 1.00000)\n" in text
     assert "peer: frame 0 (silence, by rule) 10.00 ms, frame 1 (the first that is spoken) 90.00 ms = 9.00" in text
     assert "ours: 2332 primitives and 1 host waits a frame\n" in text
