@@ -1,11 +1,19 @@
 """Copies of the tiny checkpoint to spoil, and an empty cache."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.core.checkpoints import pack_mixed
+from voicechat_core import VoiceChat
+
+
+@pytest.fixture
+def plain(tiny: VoiceChat) -> VoiceChat:
+    """The synthetic checkpoint with steps as they are written: compiled ones hold their functions and their weights."""
+    return VoiceChat(replace(tiny.model, compiled=False))
 
 
 @pytest.fixture

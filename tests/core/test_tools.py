@@ -414,7 +414,7 @@ def test_every_position_of_a_call(tiny: VoiceChat, tokenizer: Tokenizer, script:
 
 
 def test_what_stands_there_is_what_is_heard_and_spoken(
-    tiny: VoiceChat, tokenizer: Tokenizer, script: Script, monkeypatch: pytest.MonkeyPatch
+    plain: VoiceChat, tokenizer: Tokenizer, script: Script, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The next input is made of the ids that stand, not of those that were chosen; so is the speech."""
     frames: list[tuple[mx.array, Frame]] = []
@@ -432,15 +432,15 @@ def test_what_stands_there_is_what_is_heard_and_spoken(
 
     monkeypatch.setattr(duplex, "step", kept)
     script([START, *tokenizer.encode(SHORT), END, 47])
-    session = tiny.session(tools=True, system_prompt="hi")
+    session = plain.session(tools=True, system_prompt="hi")
     monkeypatch.setattr(EarTTS, "decode", heard)
     text, _ = ids_of(answering(session, session.push(sound(60)), 5, wait=2))
     assert {*text} == {SAID, PAD}
-    embed = tiny.model.networks.stt_model.embed_tokens
+    embed = plain.model.networks.stt_model.embed_tokens
     for (_, before), (audio, frame) in pairwise(frames):
         assert mx.allclose(frame.inputs, audio + embed(before.text) + 2.0 * embed(before.function), atol=1e-5)
     for condition, token in zip(spoken, text, strict=True):
-        assert mx.array_equal(condition[0, 0], tiny.model.subword_table[token])
+        assert mx.array_equal(condition[0, 0], plain.model.subword_table[token])
 
 
 def test_the_events_of_a_frame_are_in_order(tiny: VoiceChat, tokenizer: Tokenizer, script: Script) -> None:

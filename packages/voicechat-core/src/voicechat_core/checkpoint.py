@@ -144,7 +144,9 @@ def _fill(contents: Contents, precision: Precision) -> None:
     """Move the tensors into the networks, each in its dtype."""
     networks, tensors, parameters = contents.networks, contents.tensors, dict(named_parameters(contents.networks))
     dtype, packed = resolved(precision, tensors), matrices(networks)
-    for path in contents.plan.modules:
+    # Scales in float32 make float32 results. Rounded, they would be widened again for the next packed matrix, and cost
+    # digits and time: only who asks for a precision gets it.
+    for path in contents.plan.modules if precision != "auto" else ():
         packed[path].round_to(dtype_of(f"{path}.weight", parameters, dtype))
     wanted = dtypes(parameters, tensors, dtype)
     for name in [name for name in tensors if UNUSED.fullmatch(name)]:

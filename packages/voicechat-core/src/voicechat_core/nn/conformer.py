@@ -20,7 +20,7 @@ import mlx.nn as nn
 from voicechat_core.config import EncoderConfig
 from voicechat_core.nn.derived import Derived
 from voicechat_core.nn.layout import Axes, CheckpointLayout
-from voicechat_core.nn.linear import Joined, Linear
+from voicechat_core.nn.linear import Joined, Linear, for_products
 from voicechat_core.nn.subsampling import ConvSubsampling, SubsamplingState, encoded_length
 
 __all__ = ["ConformerEncoder", "ConformerLayer", "EncoderState", "LayerState", "RelPositionAttention"]
@@ -55,15 +55,21 @@ class PointwiseConv1d(CheckpointLayout, nn.Module):
     def __init__(self, channels_in: int, channels_out: int) -> None:
         super().__init__()
         self.weight = mx.zeros((channels_out, 1, channels_in))
+        self._columns = Derived(lambda weight: weight.squeeze(1).T)
+
+    def lay_out(self) -> None:
+        """Bring the weight into the order that products read it in; its shape stays."""
+        self.weight = for_products(self.weight.squeeze(1))[:, None]
 
     def __call__(self, x: mx.array) -> mx.array:
-        return x.astype(self.weight.dtype) @ self.weight.squeeze(1).T
+        y: mx.array = x.astype(self.weight.dtype) @ self._columns(self.weight)
+        return y
 
     def add(self, x: mx.array, residual: mx.array) -> mx.array:
         """``residual + self(x)``, in one operation where they have one dtype."""
         if residual.dtype != self.weight.dtype:
             return residual + self(x)
-        return mx.addmm(residual, x.astype(self.weight.dtype), self.weight.squeeze(1).T)
+        return mx.addmm(residual, x.astype(self.weight.dtype), self._columns(self.weight))
 
 
 class DepthwiseConv1d(CheckpointLayout, nn.Module):

@@ -53,9 +53,9 @@ class RMSNorm(nn.Module):
         self.eps = eps
         self._factor = Derived(one_plus)
 
-    def __call__(self, x: mx.array) -> mx.array:
-        """``[..., width]`` -> same shape and dtype."""
-        return mx.fast.rms_norm(x.astype(mx.float32), self._factor(self.weight), self.eps).astype(x.dtype)
+    def __call__(self, x: mx.array, dtype: mx.Dtype | None = None) -> mx.array:
+        """``[..., width]`` -> same shape, in x's dtype or in that of the sum it goes to, which then rounds alone."""
+        return mx.fast.rms_norm(x.astype(mx.float32), self._factor(self.weight), self.eps).astype(dtype or x.dtype)
 
 
 class GatedMLP(nn.Module):
@@ -208,8 +208,8 @@ class DecoderLayer(nn.Module):
         """``[B, n, width]`` -> ``[B, n, width]`` and the cache with n more positions; ``at`` as in ``decode``."""
         y = self.input_layernorm(x)
         y, cache = self.self_attn(y, cache) if at is None else self.self_attn.decode(y, cache, at)
-        x = x + self.post_attention_layernorm(y)
-        return x + self.post_feedforward_layernorm(self.mlp(self.pre_feedforward_layernorm(x))), cache
+        x = x + self.post_attention_layernorm(y, x.dtype)
+        return x + self.post_feedforward_layernorm(self.mlp(self.pre_feedforward_layernorm(x)), x.dtype), cache
 
 
 class Decoder(nn.Module):

@@ -8,6 +8,7 @@ which are kept as they are stored, and gives what it is told to.
 import mlx.core as mx
 import mlx.nn as nn
 
+from voicechat_core.nn.derived import Derived
 from voicechat_core.quantization import Quantization
 
 __all__ = ["Embedding", "Joined", "Linear", "Matrix", "for_products", "lay_out", "matrices"]
@@ -18,6 +19,7 @@ class Matrix(nn.Module):
 
     _quantization: Quantization | None = None
     _rounded_to: mx.Dtype | None = None
+    _columns: Derived | None = None
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -49,6 +51,14 @@ class Matrix(nn.Module):
         """Say what a packed matrix's results are rounded to; a dense one's have the weight's dtype."""
         self._rounded_to = dtype
 
+    @property
+    def columns(self) -> mx.array:
+        """A dense matrix turned, ``[inputs, outputs]``: a view, made once and not in every step."""
+        if self._columns is None:
+            self._columns = Derived(lambda weight: weight.T)
+        turned: mx.array = self._columns(self.weight)
+        return turned
+
     def rows(self, ids: mx.array) -> mx.array:
         """The rows of ``ids`` ``[...]``: ``[..., inputs]``."""
         q = self._quantization
@@ -61,7 +71,7 @@ class Matrix(nn.Module):
         """``x`` ``[..., inputs]`` times the transposed matrix: ``[..., outputs]``."""
         q = self._quantization
         if q is None:
-            return x.astype(self.dtype) @ self.weight.T
+            return x.astype(self.dtype) @ self.columns
         parts = (self.weight, self.scales, self.biases)
         y = mx.quantized_matmul(
             x.astype(self.scales.dtype), *parts, transpose=True, group_size=q.group_size, bits=q.bits
@@ -72,12 +82,17 @@ class Matrix(nn.Module):
 class Linear(Matrix, nn.Linear):
     """``x W^T + b``."""
 
+    def lay_out(self) -> None:
+        """Bring a dense weight into the order that products read it in; its shape stays."""
+        if self._quantization is None:
+            self.weight = for_products(self.weight)
+
     def __call__(self, x: mx.array) -> mx.array:
         """``[..., inputs]`` of any floating dtype -> ``[..., outputs]`` in ``dtype``."""
         if "bias" not in self:
             return self.product(x)
         if self._quantization is None:
-            return mx.addmm(self.bias, x.astype(self.dtype), self.weight.T)
+            return mx.addmm(self.bias, x.astype(self.dtype), self.columns)
         return self.product(x) + self.bias
 
     def add(self, x: mx.array, residual: mx.array, alpha: float = 1.0) -> mx.array:
@@ -87,7 +102,7 @@ class Linear(Matrix, nn.Linear):
             return residual + (y if alpha == 1 else alpha * y)
         if "bias" in self:
             residual = residual + alpha * self.bias
-        return mx.addmm(residual, x.astype(self.dtype), self.weight.T, alpha=alpha)
+        return mx.addmm(residual, x.astype(self.dtype), self.columns, alpha=alpha)
 
 
 class Joined:
@@ -109,7 +124,7 @@ class Joined:
         if joint is None:
             y = mx.concatenate([part(x) for part in self._parts], axis=-1)
         elif bias is not None and joint.quantization is None and "bias" not in joint:
-            return mx.addmm(bias, x.astype(joint.dtype), joint.weight.T)
+            return mx.addmm(bias, x.astype(joint.dtype), joint.columns)
         else:
             y = joint(x)
         return y if bias is None else y + bias
@@ -171,10 +186,10 @@ def for_products(weight: mx.array) -> mx.array:
 
 def lay_out(module: nn.Module) -> None:
     """Bring the dense matrices below ``module`` into the order of ``for_products``, and join what is to be joined."""
-    for matrix in matrices(module).values():
-        if isinstance(matrix, Linear) and matrix.quantization is None:
-            matrix.weight = for_products(matrix.weight)
-            mx.eval(matrix.weight)
+    for child in module.modules():
+        if hasattr(child, "lay_out"):
+            child.lay_out()
+            mx.eval(child.weight)
     for child in module.modules():
         for value in vars(child).values():
             if isinstance(value, Joined):

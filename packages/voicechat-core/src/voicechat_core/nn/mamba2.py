@@ -31,7 +31,7 @@ __all__ = ["CausalConv1d", "GatedRMSNorm", "Mamba2Mixer", "MambaState", "ssm_sca
 CHUNK = 64
 
 # Selects the first of two rows: ``[2, 1, 1, 1]``.
-IS_DELTA = mx.array([True, False]).reshape(2, 1, 1, 1)
+IS_DELTA = mx.array([[[[True]]], [[[False]]]])
 
 
 @dataclass

@@ -34,7 +34,7 @@ class MLPLayer(nn.Module):
 
     def __call__(self, x: mx.array) -> mx.array:
         """``[..., width]`` -> ``[..., width]``."""
-        return x + self.post_norm(self.mlp(self.pre_norm(x)))
+        return x + self.post_norm(self.mlp(self.pre_norm(x)), x.dtype)
 
 
 class MogHead(nn.Module):
