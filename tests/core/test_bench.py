@@ -146,7 +146,7 @@ def test_starts_are_the_medians_of_what_is_timed(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("voicechat_core.bench_facts.time.perf_counter", lambda: clock[0])
     fake: Any = SimpleNamespace(
         prompts=SimpleNamespace(warm_up=takes(3), opening=takes(0.5, 0.1, 0.2, 0.9, 0.4)),
-        warm_up=takes(2),
+        compile_ahead=takes(2),
         session=takes(0.003, 0.001, 0.002, 0.009, 0.004, gives=SimpleNamespace(nbytes=77)),
         model=SimpleNamespace(config=SimpleNamespace(text_config=SimpleNamespace(vocab_size=9))),
     )
