@@ -11,7 +11,7 @@ import mlx.nn as nn
 from voicechat_core.nn.derived import Derived, is_traced
 from voicechat_core.quantization import Quantization
 
-__all__ = ["Embedding", "Joined", "Linear", "Matrix", "for_products", "lay_out", "matrices"]
+__all__ = ["Embedding", "GatheredLinear", "Joined", "Linear", "Matrix", "for_products", "lay_out", "matrices"]
 
 
 class Matrix(nn.Module):
@@ -103,6 +103,13 @@ class Linear(Matrix, nn.Linear):
         if "bias" in self:
             residual = residual + alpha * self.bias
         return mx.addmm(residual, x.astype(self.dtype), self.columns, alpha=alpha)
+
+
+class GatheredLinear(Linear):
+    """A Linear of which a frame gathers some rows: its weight stays row by row."""
+
+    def lay_out(self) -> None:
+        """Nothing: by columns, each gathered row would cost a copy of the whole."""
 
 
 class Joined:
