@@ -9,7 +9,6 @@ it. Whoever wants to keep a state takes a ``copy`` first.
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import cache
 from typing import Any, TypeVar
 
 import mlx.core as mx
@@ -33,6 +32,8 @@ __all__ = [
 
 S = TypeVar("S")
 T = TypeVar("T")
+
+_known: dict[type[Any], tuple[str, ...]] = {}  # fields by class: states are walked several times in a frame
 
 
 def map_arrays(function: Callable[[mx.array], mx.array], state: S) -> S:
@@ -114,10 +115,11 @@ def _collect(value: Any, found: list[mx.array]) -> None:
             _collect(getattr(value, name), found)
 
 
-@cache
-def _names(kind: Any) -> tuple[str, ...]:
+def _names(kind: type[Any]) -> tuple[str, ...]:
     """The fields of a dataclass."""
-    return tuple(field.name for field in dataclasses.fields(kind))
+    if kind not in _known:
+        _known[kind] = tuple(field.name for field in dataclasses.fields(kind))
+    return _known[kind]
 
 
 def with_leaves(state: S, values: Iterable[mx.array]) -> S:
