@@ -146,14 +146,14 @@ def test_starts_are_the_medians_of_what_is_timed(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("voicechat_core.bench_facts.time.perf_counter", lambda: clock[0])
     fake: Any = SimpleNamespace(
         prompts=SimpleNamespace(warm_up=takes(3), opening=takes(0.5, 0.1, 0.2, 0.9, 0.4)),
-        warm_up=takes(2),
+        compile_ahead=lambda context: heard.append(context) or takes(2)(),
         session=takes(0.003, 0.001, 0.002, 0.009, 0.004, gives=SimpleNamespace(nbytes=77)),
         model=SimpleNamespace(config=SimpleNamespace(text_config=SimpleNamespace(vocab_size=9))),
     )
-    found = Starts.of(fake)
+    found = Starts.of(fake, 12)
     times = (found.prompt_states_ms, found.compile_ms, found.session_start_ms, found.prompt_prefill_ms)
     assert times == pytest.approx((3000, 2000, 3, 400))
-    assert (heard, found.prompt_tokens, found.session_bytes) == ([170] * 5, 170, 77)
+    assert (heard, found.prompt_tokens, found.session_bytes) == ([12, *[170] * 5], 170, 77)
 
 
 def test_reports(tiny: VoiceChat) -> None:

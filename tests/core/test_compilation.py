@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import mlx.core as mx
@@ -141,3 +142,19 @@ def test_the_command_refuses_a_setting_first() -> None:
 def test_the_tiny_model_of_the_tests(tiny: VoiceChat) -> None:
     """It is as users have it."""
     assert tiny.model.compiled is wanted("auto")
+
+
+@pytest.mark.parametrize(
+    ("compile", "known", "is_terminal", "expected"),
+    [("auto", False, True, True), ("off", False, True, False), ("on", True, True, False), ("on", False, False, False)],
+)
+def test_a_first_time_is_announced_to_people(
+    compile: str, known: bool, is_terminal: bool, expected: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.setattr(compilation.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(compilation.sys.stderr, "isatty", lambda: is_terminal)
+    if known:
+        (tmp_path / "mlx" / version("mlx") / "cpu").mkdir(parents=True)
+    compilation.say_what_takes_long(compile)
+    assert ("once on this machine" in capsys.readouterr().err) == expected

@@ -22,9 +22,9 @@ from voicechat_core.counts import (
 from voicechat_core.nn import rnnt
 from voicechat_core.synthetic import synthesize
 
-# What a frame of ``deep`` costs at present, as it is written and compiled: 1,900 is the aim. These are exact counts: a
-# change that changes one changes it here.
-DEEP_PRIMITIVES = {"off": 3538, "on": 2590}
+# What a frame of ``deep`` costs, as it is written and compiled. These are exact counts: a change that changes one
+# changes it here. Compiled it must stay below 1,900; the peer takes 4,796.
+DEEP_PRIMITIVES = {"off": 2820, "on": 1862}
 
 
 @pytest.fixture
@@ -171,7 +171,7 @@ def test_what_waits_for_nothing(x: mx.array) -> None:
 
 def test_waits_for_labels_are_counted_apart(x: mx.array) -> None:
     with host_waits() as waits:
-        assert rnnt._best(x) == 5
+        assert rnnt._number(mx.argmax(x).astype(mx.int32)) == 5
         assert (x + 1)[1, 2].item() == 7
     assert (waits.frame, waits.labels, waits.by) == (1, 1, {"item": 2})
 
@@ -190,7 +190,7 @@ def test_a_failing_wait_counts(x: mx.array) -> None:
 def test_a_frame_of_tiny_is_counted_the_same_each_time(tiny: VoiceChat) -> None:
     first, again = primitives_per_frame(tiny), primitives_per_frame(tiny)
     assert first == again
-    assert first["Convolution"] > 0 < first["SliceUpdate"]
+    assert first["Convolution"] > 0 < first["DynamicSliceUpdate"]
 
 
 def test_a_count_leaves_the_model_as_it_was(tiny: VoiceChat) -> None:

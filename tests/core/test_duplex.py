@@ -30,8 +30,8 @@ class Calls:
 
 
 @pytest.fixture
-def model(tiny: VoiceChat) -> VoiceChatModel:
-    return tiny.model
+def model(plain: VoiceChat) -> VoiceChatModel:
+    return plain.model
 
 
 @pytest.fixture

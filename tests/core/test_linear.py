@@ -5,7 +5,7 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 
-from voicechat_core.nn.linear import Embedding, Joined, Linear, matrices
+from voicechat_core.nn.linear import Embedding, GatheredLinear, Joined, Linear, lay_out, matrices
 from voicechat_core.quantization import Quantization
 
 OUTPUTS, INPUTS = 24, 256
@@ -182,3 +182,36 @@ def test_parts_packed_alike_are_joined_and_others_multiplied_one_by_one():
     other = Joined(*mixed)
     assert other.ready() is None
     np.testing.assert_allclose(np.array(other(x, mx.ones(2 * OUTPUTS))), expected + 1, rtol=1e-5, atol=1e-5)
+
+
+# ---- the order of numbers
+
+
+def test_a_matrix_is_laid_out_by_columns_and_stays_itself():
+    linear, joined_parts = _linears(bias=True)[0], _linears(bias=False, sizes=(512, 512))
+    x, before = mx.random.normal((3, 64), key=mx.random.key(40)), np.array(linear.weight)
+    expected = np.array(linear(x))
+
+    class Holder(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.single, self.parts = linear, joined_parts
+            self.gathered = GatheredLinear(64, 32, bias=False)
+            self._joint = Joined(*joined_parts)
+
+    holder = Holder()
+    gathered = holder.gathered.weight
+    lay_out(holder)
+    np.testing.assert_array_equal(np.array(linear.weight), before)
+    np.testing.assert_allclose(np.array(linear(x)), expected, rtol=1e-5, atol=1e-5)
+    assert holder.gathered.weight is gathered
+    joint = holder._joint.ready()
+    for matrix in (linear, joint):
+        assert memoryview(matrix.weight).strides == (4, 4 * matrix.weight.shape[0])  # a column's numbers are neighbours
+
+
+def test_a_packed_matrix_stays_as_it_lies():
+    module, _ = packed(Linear, 4, 64)
+    before = module.weight
+    lay_out(module)
+    assert module.weight is before

@@ -111,16 +111,16 @@ def test_more_positions_than_the_model_has(tiny: VoiceChat, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("where", ["llm.norm_f", "lm_head", "function_head", "backbone.norm"])
-def test_values_that_overflow_are_an_error_not_an_answer(tiny: VoiceChat, where: str) -> None:
-    root, *names = [tiny.model.networks.stt_model, *where.split(".")]
+def test_values_that_overflow_are_an_error_not_an_answer(plain: VoiceChat, where: str) -> None:
+    root, *names = [plain.model.networks.stt_model, *where.split(".")]
     if names[0] == "backbone":
-        root = tiny.model.networks.tts_model.tts_model
+        root = plain.model.networks.tts_model.tts_model
     for name in names:
         root = getattr(root, name)
     before, root.weight = root.weight, root.weight * float("inf")
     try:
         with pytest.raises(ModelError, match=r"frame [01]: the model computed a value that is not finite"):
-            tiny.generate(noise_like_speech(2560))
+            plain.generate(noise_like_speech(2560))
     finally:
         root.weight = before
 
@@ -205,13 +205,13 @@ def test_memory_is_linear_in_the_length(tiny: VoiceChat) -> None:
     assert peaks[1] < 2.3 * peaks[0]
 
 
-def test_a_prompt_computes_no_logits(tiny: VoiceChat) -> None:
+def test_a_prompt_computes_no_logits(plain: VoiceChat) -> None:
     """Nothing is chosen there, and at full size they are 1 MB a token: a head of NaNs must go unnoticed."""
-    head = tiny.model.networks.stt_model.lm_head
+    head = plain.model.networks.stt_model.lm_head
     before, head.weight = head.weight, head.weight * float("nan")
     try:
-        assert tiny.generate(noise_like_speech(1280), system_prompt="hi", max_frames=0).frames == 0
+        assert plain.generate(noise_like_speech(1280), system_prompt="hi", max_frames=0).frames == 0
         with pytest.raises(ModelError, match="frame 0"):
-            tiny.generate(noise_like_speech(1280), system_prompt="hi")
+            plain.generate(noise_like_speech(1280), system_prompt="hi")
     finally:
         head.weight = before

@@ -99,7 +99,7 @@ def bench(
         raise InputError(f"frames is {frames}; at least {warmup + 2} are needed")
     options: dict[str, Any] = {"system_prompt": system_prompt, "tts_context_frames": tts_context_frames}
     check_positions(voicechat.model, len(voicechat.model.prompt_ids(system_prompt)), frames)
-    starts, stretch = Starts.of(voicechat), min(STRETCH_FRAMES, (frames - warmup) // 2)
+    starts, stretch = Starts.of(voicechat, tts_context_frames), min(STRETCH_FRAMES, (frames - warmup) // 2)
     profiler, held = Profiler(), dict[int, tuple[int, int]]()
     session = voicechat.session(**options, profiler=profiler, max_frames=frames)
     mx.reset_peak_memory()

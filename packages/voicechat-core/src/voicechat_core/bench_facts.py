@@ -72,9 +72,9 @@ class Starts:
     session_bytes: int
 
     @classmethod
-    def of(cls, voicechat: VoiceChat) -> "Starts":
-        """Measure them; the first two only where nobody has warmed up before."""
-        compile_ms = _milliseconds(voicechat.compile_ahead)
+    def of(cls, voicechat: VoiceChat, tts_context_frames: int | None = None) -> "Starts":
+        """Measure them; the first two only where nobody has warmed up before, for such sessions."""
+        compile_ms = _milliseconds(partial(voicechat.compile_ahead, tts_context_frames))
         states_ms = _milliseconds(lambda: voicechat.prompts.warm_up(WARM_PROMPT_TOKENS))
         start_ms = statistics.median(_milliseconds(voicechat.session) for _ in range(SOME))
         rng, vocabulary = np.random.default_rng(0), voicechat.model.config.text_config.vocab_size

@@ -140,7 +140,7 @@ def generate(
     """Answer a recording: print what was said and answered, write the spoken answer."""
     from voicechat_core.arguments import check_arguments
     from voicechat_core.audio import check_writable, read_audio, write_wav
-    from voicechat_core.compilation import check_compile
+    from voicechat_core.compilation import check_compile, say_what_takes_long
     from voicechat_core.config import INPUT_SAMPLE_RATE
     from voicechat_core.hub import locate
     from voicechat_core.precision import check_precision
@@ -159,6 +159,7 @@ def generate(
     directory = locate(model)
     parts = [path for pattern in ("*.json", "*.safetensors", "*/*") for path in directory.glob(pattern)]
     _refuse_overwriting(output_audio, parts)
+    say_what_takes_long(compiling)
     voicechat = load(directory, precision=wanted, compile=compiling)
     with progress("positions") as report:
         options: dict[str, Any] = {
@@ -318,7 +319,9 @@ def bench(
     model: Annotated[str, typer.Option("-m", "--model", help=CHECKPOINT_HELP)],
     frames: Annotated[int, typer.Option(help="Frames of 80 ms that the session lasts.", min=4)] = 750,
     warmup: Annotated[int, typer.Option(help="Frames at the beginning that count in no percentile.", min=2)] = 2,
-    minutes: Annotated[float | None, typer.Option(help="Instead of --frames: 5 minutes are 3,750.", min=0.01)] = None,
+    minutes: Annotated[
+        float | None, typer.Option(help="Instead of --frames: 5 minutes are 3,750.", min=0.01, max=10_000)
+    ] = None,
     tts_context_frames: Annotated[int | None, typer.Option(help=CONTEXT_HELP, min=1)] = None,
     effect: Annotated[
         bool, typer.Option("--effect", help="Also measure what --tts-context-frames changes in values.")
@@ -330,7 +333,7 @@ def bench(
     """Measure a live session: a frame's percentiles, its stages, starts, memory, exact counts; beginning and end."""
     from voicechat_core.bench import bench as run
     from voicechat_core.bench import bench_json, bench_text, context_effect
-    from voicechat_core.compilation import check_compile
+    from voicechat_core.compilation import check_compile, say_what_takes_long
     from voicechat_core.hub import locate
     from voicechat_core.precision import check_precision
     from voicechat_core.terminal import progress
@@ -341,6 +344,7 @@ def bench(
     if effect and tts_context_frames is None:
         raise InputError("--effect measures --tts-context-frames: give that too")
     directory, began = locate(model), time.perf_counter()
+    say_what_takes_long(compiling)
     voicechat = load(directory, precision=wanted, compile=compiling)
     took = 1000 * (time.perf_counter() - began)
     options: dict[str, Any] = {"warmup": warmup, "tts_context_frames": tts_context_frames, "load_ms": took}

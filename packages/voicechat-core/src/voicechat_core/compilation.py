@@ -7,14 +7,18 @@ for here: there compiling is switched off for the process, so that everything ru
 """
 
 import logging
+import sys
+import tempfile
 from functools import cache
+from importlib.metadata import version
+from pathlib import Path
 from typing import Literal, get_args
 
 import mlx.core as mx
 
 from voicechat_core.errors import InputError
 
-__all__ = ["COMPILES", "Compile", "check_compile", "wanted"]
+__all__ = ["COMPILES", "Compile", "check_compile", "say_what_takes_long", "wanted"]
 
 log = logging.getLogger(__name__)
 
@@ -79,6 +83,16 @@ def _fault(device: mx.DeviceType) -> str | None:
         if len(traces) < len(PROBED)
         else "on a CPU MLX compiles with g++, which is not here (or MLX_DISABLE_COMPILE is)"
     )
+
+
+def say_what_takes_long(compile: str) -> None:
+    """On a terminal: that what follows takes a while, where MLX has compiled nothing on this CPU yet."""
+    kernels = Path(tempfile.gettempdir(), "mlx", version("mlx"), "cpu")  # where MLX keeps what g++ has made
+    is_first = compile != "off" and mx.default_device() == mx.cpu and not kernels.exists()
+    if is_first and sys.stderr.isatty():
+        print(
+            "compiling a frame's steps, once on this machine: up to a minute (not with --compile off)", file=sys.stderr
+        )
 
 
 @cache

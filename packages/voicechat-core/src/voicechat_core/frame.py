@@ -106,10 +106,14 @@ class FrameSteps:
         """
         if not self.language.compiled:
             return
-        functions = self._functions
-        if _mostly_used(llm) and (larger := functions.trunk.grown(llm)) is not None and self._for_language(larger):
+        larger = later = None
+        if _mostly_used([layer for layer in llm.layers if isinstance(layer, KVCache)]):
+            larger = self._functions.trunk.grown(llm)
+        if larger is not None and self._for_language(larger):
             return
-        if _mostly_used(speech) and (later := functions.voice.grown(speech)) is not None:
+        if _mostly_used(speech.caches):
+            later = self._functions.voice.grown(speech)
+        if later is not None:
             self._for_speech(later)
 
     def prepare_all(self, llm: NemotronHState, speech: EarTtsState) -> None:
@@ -139,9 +143,9 @@ class FrameSteps:
         return self.speech.prepare(state, codes[..., 0], codes, draws, functions.voice.reserve(state))
 
 
-def _mostly_used(state: object) -> bool:
-    """Whether a quarter of some buffer of keys is left, or less."""
-    return any(4 * cache.length >= 3 * cache.keys.shape[2] for cache in states.parts(KVCache, state))
+def _mostly_used(caches: list[KVCache]) -> bool:
+    """Whether a quarter of some buffer is left, or less."""
+    return any(4 * cache.length >= 3 * cache.keys.shape[2] for cache in caches)
 
 
 def _capacity(state: object) -> int:

@@ -71,10 +71,7 @@ class PromptStates:
         return state
 
     def warm_up(self, prompt_tokens: int = 0) -> None:
-        """Compute ahead what sessions share: for the checkpoint's own prompt, and for prompts of so many tokens.
-
-        And compile ahead the steps of every capacity that a session may come to.
-        """
+        """Compute ahead what sessions share: for the checkpoint's own prompt, and for prompts of so many tokens."""
         default = self.model.prompt_ids(None)
         self._heard(default)
         self._extend(max(len(default), prompt_tokens) - 1, None)

@@ -15,7 +15,7 @@ import mlx.nn as nn
 import numpy as np
 
 from voicechat_core.config import TtsConfig
-from voicechat_core.nn.derived import Derived, is_traced
+from voicechat_core.nn.derived import Derived
 from voicechat_core.nn.kv_cache import (
     KVCache,
     Place,
@@ -70,13 +70,8 @@ class GatedMLP(nn.Module):
 
     def __call__(self, x: mx.array) -> mx.array:
         """``[..., width]`` -> ``[..., width]``."""
-        gate, up = self._gate_and_up(x)
+        gate, up = mx.split(self._joint(x), 2, axis=-1)
         return self.down_proj(gelu(gate) * up)
-
-    def _gate_and_up(self, x: mx.array) -> tuple[mx.array, ...]:
-        if is_traced(self.gate_proj.weight):  # by training: inputs of its graph, which stay as they lie
-            return self.gate_proj(x), self.up_proj(x)
-        return tuple(mx.split(self._joint(x), 2, axis=-1))
 
 
 def split_heads(x: mx.array, heads: int) -> mx.array:

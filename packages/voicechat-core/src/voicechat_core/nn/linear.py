@@ -8,10 +8,10 @@ which are kept as they are stored, and gives what it is told to.
 import mlx.core as mx
 import mlx.nn as nn
 
-from voicechat_core.nn.derived import Derived
+from voicechat_core.nn.derived import Derived, is_traced
 from voicechat_core.quantization import Quantization
 
-__all__ = ["Embedding", "Joined", "Linear", "Matrix", "for_products", "lay_out", "matrices"]
+__all__ = ["Embedding", "GatheredLinear", "Joined", "Linear", "Matrix", "for_products", "lay_out", "matrices"]
 
 
 class Matrix(nn.Module):
@@ -105,6 +105,13 @@ class Linear(Matrix, nn.Linear):
         return mx.addmm(residual, x.astype(self.dtype), self.columns, alpha=alpha)
 
 
+class GatheredLinear(Linear):
+    """A Linear of which a frame gathers some rows: its weight stays row by row."""
+
+    def lay_out(self) -> None:
+        """Nothing: by columns, each gathered row would cost a copy of the whole."""
+
+
 class Joined:
     """Matrices that read the same input, as one product: fewer, larger operations.
 
@@ -130,9 +137,13 @@ class Joined:
         return y if bias is None else y + bias
 
     def ready(self) -> Linear | None:
-        """Lay the parts out, if that is not done yet. None where they cannot be joined."""
+        """Lay the parts out, if that is not done yet. None where they cannot be joined, or must stay as they lie: in
+        training they are inputs of what is compiled.
+        """
         held = [value for part in self._parts for value in part.parameters().values()]
         if len(held) != len(self._sources) or any(a is not b for a, b in zip(held, self._sources, strict=True)):
+            if is_traced(held):
+                return None
             self._joint = _join(self._parts)
             self._sources = [value for part in self._parts for value in part.parameters().values()]
         return self._joint

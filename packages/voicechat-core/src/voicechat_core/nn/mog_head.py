@@ -9,7 +9,7 @@ import numpy as np
 
 from voicechat_core.config import TtsConfig
 from voicechat_core.nn.gemma import GatedMLP, RMSNorm
-from voicechat_core.nn.linear import Joined, Linear
+from voicechat_core.nn.linear import GatheredLinear, Joined, Linear
 from voicechat_core.nn.sampler import choose_component
 
 __all__ = ["MogHead"]
@@ -48,7 +48,7 @@ class MogHead(nn.Module):
         layers = [MLPLayer(width, head.intermediate_size, head.eps) for _ in range(head.num_layers)]
         self.mlp_stack = [*layers, RMSNorm(width, head.eps)]
         self.proj_logits = Linear(width, self.components, bias=False)
-        self.proj_mus = Linear(width, self.components * self.rank, bias=False)
+        self.proj_mus = GatheredLinear(width, self.components * self.rank, bias=False)
         self.proj_logs = Linear(width, 1, bias=False)
         self.proj_else = Linear(width, out, bias=False)
         self.low_mat = mx.zeros((self.components, out, self.rank))

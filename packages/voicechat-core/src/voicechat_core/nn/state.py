@@ -33,6 +33,8 @@ __all__ = [
 S = TypeVar("S")
 T = TypeVar("T")
 
+_known: dict[type[Any], tuple[str, ...]] = {}  # fields by class: states are walked several times in a frame
+
 
 def map_arrays(function: Callable[[mx.array], mx.array], state: S) -> S:
     """The same state with ``function`` applied to each of its arrays."""
@@ -96,10 +98,28 @@ def _leaves(state: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def leaves(state: object) -> list[mx.array]:
-    """The arrays of a state alone, in field order."""
+    """The arrays of a state alone, in field order. Several times in every frame: it makes nothing but the list."""
     found: list[mx.array] = []
-    map_arrays(lambda x: found.append(x) or x, state)  # type: ignore[func-returns-value]
+    _collect(state, found)
     return found
+
+
+def _collect(value: Any, found: list[mx.array]) -> None:
+    if isinstance(value, mx.array):
+        found.append(value)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            _collect(item, found)
+    elif hasattr(value, "__dataclass_fields__"):
+        for name in _names(type(value)):
+            _collect(getattr(value, name), found)
+
+
+def _names(kind: type[Any]) -> tuple[str, ...]:
+    """The fields of a dataclass."""
+    if kind not in _known:
+        _known[kind] = tuple(field.name for field in dataclasses.fields(kind))
+    return _known[kind]
 
 
 def with_leaves(state: S, values: Iterable[mx.array]) -> S:
@@ -123,11 +143,11 @@ def _assign(value: Any, given: Iterator[mx.array]) -> None:
                 value[index] = next(given)
             else:
                 _assign(item, given)
-    elif dataclasses.is_dataclass(value):
-        for field in dataclasses.fields(value):
-            item = getattr(value, field.name)
+    elif hasattr(value, "__dataclass_fields__"):
+        for name in _names(type(value)):
+            item = getattr(value, name)
             if isinstance(item, mx.array):
-                setattr(value, field.name, next(given))
+                setattr(value, name, next(given))
             else:
                 _assign(item, given)
 
