@@ -39,6 +39,7 @@ from voicechat_core.nn.nemotron_h import NemotronH
 from voicechat_core.profile import STAGES
 from voicechat_core.prompt import PromptStates
 from voicechat_core.streaming import events_of
+from voicechat_core.weights import named_parameters
 
 
 def sound(frames: float, seed: int = 0) -> np.ndarray:
@@ -706,6 +707,15 @@ def test_one_weight_of_another_value_is_another_model(tiny: VoiceChat, broken: P
         load(broken).resume(snapshot)
     half = load(broken, precision="bfloat16")
     assert half.model.fingerprint != load(broken).model.fingerprint
+
+
+def test_a_packed_build_in_another_precision_is_another_model(mixed: Path) -> None:
+    """Its parameters are the same in both: what packed matrices give is not."""
+    own, rounded = (load(mixed, precision=precision, compile="off") for precision in ("auto", "bfloat16"))
+    parameters = [dict(named_parameters(x.model.networks)) for x in (own, rounded)]
+    assert {n: x.dtype for n, x in parameters[0].items()} == {n: x.dtype for n, x in parameters[1].items()}
+    with pytest.raises(InputError, match=f"{own.model.fingerprint}.*{rounded.model.fingerprint}"):
+        rounded.resume(own.session().snapshot())
 
 
 def test_another_vocabulary_is_another_model(tiny: VoiceChat, broken: Path) -> None:

@@ -17,7 +17,7 @@ from voicechat_core.frame import FrameFunctions, FrameSteps
 from voicechat_core.nn.char_table import CharTable
 from voicechat_core.nn.codec import Codec
 from voicechat_core.nn.ear_tts import EarTTS, EarTtsState
-from voicechat_core.nn.linear import Embedding, Linear, lay_out
+from voicechat_core.nn.linear import Embedding, Linear, lay_out, matrices
 from voicechat_core.nn.nemotron_h import NemotronH
 from voicechat_core.nn.perception import Perception
 from voicechat_core.nn.rnnt import RnntDecoder, RnntJoint
@@ -75,6 +75,12 @@ def char_table(config: VoiceChatConfig, tokenizer: Tokenizer) -> CharTable:
         bos_token_id=config.bos_token_id,
         eos_token_id=config.eos_token_id,
     )
+
+
+def _packed_results(networks: Networks) -> list[str]:
+    """What packed matrices give, which no parameter tells: a precision may round it. Nothing for dense networks."""
+    packed = {path: matrix for path, matrix in matrices(networks).items() if matrix.quantization is not None}
+    return [f"{path} {matrix.dtype}" for path, matrix in packed.items()]
 
 
 def _row_words(parameter: mx.array) -> Iterator[mx.array]:
@@ -149,6 +155,7 @@ class VoiceChatModel:
         the device, so that the host hashes one word a row.
         """
         digest = hashlib.sha256(repr(self.config).encode())
+        digest.update("".join(_packed_results(self.networks)).encode())
         digest.update(repr((sorted(self.tokenizer.vocab().items()), self.rnnt_vocabulary.pieces)).encode())
         for name, parameter in named_parameters(self.networks):
             digest.update(f"{name} {parameter.shape} {parameter.dtype}".encode())

@@ -5,7 +5,8 @@ bfloat16, and so are what matrices give, the language model's residual stream an
 stays float32: the other residual streams, norms, softmax, the sampler and its tables, the state space recurrence, the
 transcript branch and the codec. Packed matrices are multiplied by their scales as these are stored (float16 ones
 widened): rounded to bfloat16, they make an 8-bit build eight times as wrong. ``auto`` is whichever of the two
-precisions a checkpoint's dense matrices are stored in.
+precisions a checkpoint's dense matrices are stored in; what packed matrices give it leaves in the dtype of their
+scales, float32 in the published builds, and with it the residual stream between them. ``bfloat16`` rounds that too.
 """
 
 import re
