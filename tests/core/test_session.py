@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import threading
 from collections import deque
 from itertools import chain
 from pathlib import Path
@@ -33,6 +34,7 @@ from voicechat_core import (
     duplex,
     load,
 )
+from voicechat_core.compilation import wanted
 from voicechat_core.nn import state as states
 from voicechat_core.nn.ear_tts import EarTTS
 from voicechat_core.nn.nemotron_h import NemotronH
@@ -707,6 +709,21 @@ def test_one_weight_of_another_value_is_another_model(tiny: VoiceChat, broken: P
         load(broken).resume(snapshot)
     half = load(broken, precision="bfloat16")
     assert half.model.fingerprint != load(broken).model.fingerprint
+
+
+@pytest.mark.parametrize("compile", ["off", "on"])
+def test_a_model_is_loaded_in_one_thread_and_used_in_another(tiny_path: Path, compile: str) -> None:
+    """A load leaves nothing to compute: an array that waits to be computed belongs to the thread that made it."""
+    if compile == "on" and not wanted("auto"):
+        pytest.skip("nothing is compiled here")
+    voicechat = load(tiny_path, compile=compile)  # type: ignore[arg-type]
+    found: list[list[Event]] = []
+    thread = threading.Thread(target=lambda: found.append(list(voicechat.session(system_prompt="hi").push(sound(3)))))
+    thread.start()
+    thread.join()
+    expected = [event.codes.tolist() for event in audio(found[0])]
+    own = load(tiny_path, compile=compile).session(system_prompt="hi").push(sound(3))  # type: ignore[arg-type]
+    assert expected == [event.codes.tolist() for event in audio([*own])]
 
 
 def test_a_packed_build_in_another_precision_is_another_model(mixed: Path) -> None:

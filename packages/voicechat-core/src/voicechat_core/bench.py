@@ -23,7 +23,7 @@ from voicechat_core.offline import Progress
 from voicechat_core.profile import FRAME_MS, FrameTiming, Profiler, Summary, profile_json, profile_text
 from voicechat_core.voicechat import VoiceChat
 
-__all__ = ["Bench", "ContextEffect", "Stretch", "bench", "bench_json", "bench_text", "context_effect"]
+__all__ = ["Bench", "ContextEffect", "Stretch", "bench", "bench_json", "bench_text", "check_effect", "context_effect"]
 
 STRETCH_FRAMES = 375  # 30 s
 STAGED_FRAMES = 250  # of the second session, which is timed stage by stage
@@ -249,14 +249,23 @@ class ContextEffect:
     frames_changed: float
 
 
-def context_effect(voicechat: VoiceChat, frames: int, context_frames: int) -> ContextEffect:
-    """Measure it over a session of ``frames`` frames of quiet noise without a prompt.
+def check_effect(frames: int, context_frames: int) -> None:
+    """Whether there is an effect to be measured, which can be told before anything is loaded.
 
     Raises:
         InputError: when no frame has more past than ``context_frames``.
     """
     if frames <= context_frames + 1:
         raise InputError(f"{frames} frames have no past that {context_frames} frames leave out")
+
+
+def context_effect(voicechat: VoiceChat, frames: int, context_frames: int) -> ContextEffect:
+    """Measure it over a session of ``frames`` frames of quiet noise without a prompt.
+
+    Raises:
+        InputError: when no frame has more past than ``context_frames``.
+    """
+    check_effect(frames, context_frames)
     model, noise = voicechat.model, KeyedNoise(0, voicechat.model.config.tts_config)
     tts = model.networks.tts_model.tts_model
     exact = voicechat.prompts.speech(0)

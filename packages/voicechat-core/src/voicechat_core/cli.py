@@ -332,7 +332,7 @@ def bench(
 ) -> None:
     """Measure a live session: a frame's percentiles, its stages, starts, memory, exact counts; beginning and end."""
     from voicechat_core.bench import bench as run
-    from voicechat_core.bench import bench_json, bench_text, context_effect
+    from voicechat_core.bench import bench_json, bench_text, check_effect, context_effect
     from voicechat_core.compilation import check_compile, say_what_takes_long
     from voicechat_core.hub import locate
     from voicechat_core.precision import check_precision
@@ -343,6 +343,8 @@ def bench(
     count = frames if minutes is None else max(warmup + 2, round(minutes * 750))
     if effect and tts_context_frames is None:
         raise InputError("--effect measures --tts-context-frames: give that too")
+    if effect and tts_context_frames is not None:
+        check_effect(count, tts_context_frames)
     directory, began = locate(model), time.perf_counter()
     say_what_takes_long(compiling)
     voicechat = load(directory, precision=wanted, compile=compiling)

@@ -78,11 +78,7 @@ def _fault(device: mx.DeviceType) -> str | None:
         mx.disable_compile()
         return f"MLX cannot compile on this CPU: {str(error).splitlines()[0]}"
     # What is not compiled is called each time. The first trace of a process may be made anew by the second call.
-    return (
-        None
-        if len(traces) < len(PROBED)
-        else "on a CPU MLX compiles with g++, which is not here (or MLX_DISABLE_COMPILE is)"
-    )
+    return None if len(traces) < len(PROBED) else NO_COMPILER
 
 
 def say_what_takes_long(compile: str) -> None:

@@ -98,6 +98,7 @@ class FrameSteps:
         self.language = Step(functions.think, compiled=compiled)
         self.speech = Step(functions.speak, compiled=compiled)
         self.codec = Step(functions.sound, compiled=compiled)
+        self._mostly_used: set[tuple[object, ...]] = set()  # buffers that were seen so, and what follows prepared for
 
     def prepare_next(self, llm: NemotronHState, speech: EarTtsState) -> None:
         """Compile for the capacities that keys and values will have next, once most of the present ones is used.
@@ -106,15 +107,19 @@ class FrameSteps:
         """
         if not self.language.compiled:
             return
-        larger = later = None
-        if _mostly_used([layer for layer in llm.layers if isinstance(layer, KVCache)]):
-            larger = self._functions.trunk.grown(llm)
-        if larger is not None and self._for_language(larger):
-            return
-        if _mostly_used(speech.caches):
-            later = self._functions.voice.grown(speech)
-        if later is not None:
+        attention = [layer for layer in llm.layers if isinstance(layer, KVCache)]
+        if self._is_news(attention) and (larger := self._functions.trunk.grown(llm)) is not None:
+            self._for_language(larger)
+        elif self._is_news(speech.caches) and (later := self._functions.voice.grown(speech)) is not None:
             self._for_speech(later)
+
+    def _is_news(self, caches: list[KVCache]) -> bool:
+        """Whether these are mostly used and it is the first time that such are: once for each set of capacities."""
+        kinds = tuple((cache.keys.shape, cache.newest, cache.pinned) for cache in caches)
+        if kinds in self._mostly_used or not _mostly_used(caches):
+            return False
+        self._mostly_used.add(kinds)
+        return True
 
     def prepare_all(self, llm: NemotronHState, speech: EarTtsState) -> None:
         """Compile for every capacity from the present ones to those that the model's positions need."""

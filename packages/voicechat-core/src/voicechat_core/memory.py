@@ -24,7 +24,8 @@ class Growth:
 
     Every frame is one position of both; every token of a prompt is one of the first, and with ``tts_prompt_steps``,
     but for the first token, one of the second. A layer of the speech decoder with a window stops when that is full (at
-    10 minutes), and all of them with ``tts_context_frames`` when that is.
+    10 minutes, where it is the published one), and all of them with ``tts_context_frames`` when that is. Layers whose
+    window is full within the first minute are left out.
     """
 
     language: int
@@ -33,8 +34,14 @@ class Growth:
     @classmethod
     def of(cls, model: VoiceChatModel) -> "Growth":
         """Of a model's sessions: twice heads, width and layers of every attention, by the size of a number."""
-        language = model.networks.stt_model.llm.new_state(1)
-        return cls(_a_position(language), _a_position(model.networks.tts_model.tts_model.new_state()))
+        voice = model.networks.tts_model.tts_model
+        windows = [layer.self_attn.window for layer in voice.backbone.layers]
+        growing = [
+            cache
+            for cache, window in zip(voice.new_state().caches, windows, strict=True)
+            if window is None or window >= FRAMES_A_MINUTE
+        ]
+        return cls(_a_position(model.networks.stt_model.llm.new_state(1)), _a_position(growing))
 
     @property
     def a_minute(self) -> int:

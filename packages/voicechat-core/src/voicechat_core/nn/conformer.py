@@ -299,7 +299,7 @@ class ConformerEncoder(nn.Module):
         self.pre_encode = ConvSubsampling(config)
         self.layers = [ConformerLayer(config) for _ in range(config.n_layers)]
         self._context = config.att_context_size[0]
-        self._present = mx.zeros((1,))
+        self._present = mx.array([0.0])
         self._constants = Derived(lambda *constants: mx.stack(list(constants)))
 
     def __call__(self, mel: mx.array, length: int | None = None) -> mx.array:

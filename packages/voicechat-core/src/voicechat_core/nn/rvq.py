@@ -12,7 +12,7 @@ class ResidualVQ(nn.Module):
     def __init__(self, num_quantizers: int, codebook_size: int, latent_dim: int) -> None:
         super().__init__()
         self.mus_list = [mx.zeros((codebook_size, latent_dim)) for _ in range(num_quantizers)]
-        self._first = mx.arange(num_quantizers, dtype=mx.int32) * codebook_size
+        self._first = mx.array([level * codebook_size for level in range(num_quantizers)], mx.int32)
         self._stack, self._views = mx.zeros((0, codebook_size, latent_dim)), tuple[mx.array, ...]()
 
     def share(self, stack: mx.array) -> None:
