@@ -154,7 +154,7 @@ def test_a_packed_build_of_mid(mid: Path, dense: Timeline, bits: int) -> None:
 def test_loading_a_packed_build_of_mid_takes_little_more_than_its_bytes(mid: Path) -> None:
     """MLX's own count of its peak, over all that ``load_model`` does, the table of conditioning vectors included.
 
-    Measured: 1.135 where everything dense is stored in bfloat16 and a seventh of it is widened to float32 (codec,
+    Measured: 1.139 where everything dense is stored in bfloat16 and a seventh of it is widened to float32 (codec,
     codebooks, transcript branch; at the published size a twenty-fifth), 0.98 where it is stored in float32.
     """
     convert(mid / "dense", mid / "4bit-half", Quantization(4, 64), dtype="bfloat16")
@@ -164,5 +164,5 @@ def test_loading_a_packed_build_of_mid_takes_little_more_than_its_bytes(mid: Pat
     mx.reset_peak_memory()
     model = load_model(mid / "4bit-half", "auto")
     peak = mx.get_peak_memory() - before
-    assert model.networks.stt_model.lm_head.dtype == mx.bfloat16
+    assert model.networks.stt_model.perception.proj.dtype == mx.bfloat16
     assert 0.9 * size < peak < 1.15 * size
