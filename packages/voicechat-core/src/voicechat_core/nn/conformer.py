@@ -12,6 +12,7 @@ row for all layers that hides those zeros. So a step of one frame is compiled on
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar, cast
 
 import mlx.core as mx
@@ -130,6 +131,19 @@ def near(n: int, window: int) -> mx.array:
     return (ahead >= 0) & (ahead < window)
 
 
+def _tables(
+    projection: Linear, keys: Linear, sizes: tuple[int, int, int], _: mx.array, u: mx.array, v: mx.array
+) -> tuple[mx.array, mx.array]:
+    """``p_r / sqrt(head_dim)`` for the distances window - 1 ... 0 ``[H, d, window]``, and ``(v - u) . p_r`` of it
+    ``[H, 1, window]``, in the keys' dtype. ``_`` is the projection's weight: when it is another, so are these.
+    """
+    window, heads, head_dim = sizes
+    p = projection(sinusoids(mx.arange(window - 1, -1, -1), heads * head_dim))
+    p = mx.unflatten(p, -1, (heads, head_dim)).swapaxes(0, 1).astype(mx.float32) * head_dim**-0.5
+    constant = (v - u).astype(mx.float32)[:, None] @ p.swapaxes(1, 2)
+    return p.swapaxes(1, 2).astype(keys.dtype), constant.astype(keys.dtype)
+
+
 class RelPositionAttention(nn.Module):
     """Attention to this frame and the ``context`` before it, with Transformer-XL's relative positions.
 
@@ -154,7 +168,9 @@ class RelPositionAttention(nn.Module):
         self.pos_bias_v = mx.zeros((self._heads, self._head_dim))
         self._joint = Joined(self.linear_q, self.linear_k, self.linear_v)
         self._bias = Derived(lambda u: mx.pad(u.flatten(), (0, 2 * u.size)))
-        self._positions = Derived(self._tables)
+        # Nothing here holds this module itself: in a circle its weights would outlive it.
+        sizes = (self._window, self._heads, self._head_dim)
+        self._positions = Derived(partial(_tables, self.linear_pos, self.linear_k, sizes))
 
     @property
     def dtype(self) -> mx.Dtype:
@@ -215,13 +231,6 @@ class RelPositionAttention(nn.Module):
         """``p_r / sqrt(head_dim)`` for the distances window - 1 ... 0 ``[H, d, window]``, and the constant term."""
         tables: tuple[mx.array, mx.array] = self._positions(self.linear_pos.weight, self.pos_bias_u, self.pos_bias_v)
         return tables
-
-    def _tables(self, _: mx.array, u: mx.array, v: mx.array) -> tuple[mx.array, mx.array]:
-        distances = mx.arange(self._window - 1, -1, -1)
-        p = self._split(self.linear_pos(sinusoids(distances, self._heads * self._head_dim))[None]).squeeze(0)
-        p = p.astype(mx.float32) * self._head_dim**-0.5
-        constant = (v - u).astype(mx.float32)[:, None] @ p.swapaxes(1, 2)
-        return p.swapaxes(1, 2).astype(self.dtype), constant.astype(self.dtype)
 
     def _split(self, x: mx.array) -> mx.array:
         """``[B, T, D] -> [B, H, T, d]``."""

@@ -108,6 +108,15 @@ def rope_periods(head_dim: int, base: float) -> mx.array:
     return mx.array(np.float32(1) / inverse)
 
 
+def norm_factors(heads: int, kv_heads: int, queries: mx.array, keys: mx.array) -> mx.array:
+    """Both norms' factors for the heads that are rotated, ``[2, query and key heads, 2, head_dim / 2]``: as they are,
+    and with the halves swapped.
+    """
+    factors = mx.concatenate([mx.repeat(one_plus(w)[None], n, 0) for w, n in ((queries, heads), (keys, kv_heads))])
+    halves = mx.unflatten(factors, -1, (2, -1))
+    return mx.stack([halves, halves[:, ::-1]])
+
+
 class Attention(nn.Module):
     """Causal grouped-query attention with normed queries and keys; ``window`` None means all positions."""
 
@@ -129,17 +138,7 @@ class Attention(nn.Module):
         self._periods = rope_periods(self.head_dim, base)
         self._frequencies = 1 / np.array(self._periods)
         self._joint = Joined(self.q_proj, self.k_proj, self.v_proj)
-        self._factors = Derived(self._norm_factors)
-
-    def _norm_factors(self, queries: mx.array, keys: mx.array) -> mx.array:
-        """Both norms' factors for the heads that are rotated, ``[2, query and key heads, 2, head_dim / 2]``: as they
-        are, and with the halves swapped.
-        """
-        factors = mx.concatenate(
-            [mx.repeat(one_plus(w)[None], n, 0) for w, n in ((queries, self.heads), (keys, self.kv_heads))]
-        )
-        halves = mx.unflatten(factors, -1, (2, -1))
-        return mx.stack([halves, halves[:, ::-1]])
+        self._factors = Derived(partial(norm_factors, self.heads, self.kv_heads))
 
     def at(self, place: Place) -> At:
         """A reserved place, for this layer and all others of its kind."""
