@@ -135,9 +135,10 @@ def test_a_sum_of_a_wider_residual_keeps_the_residuals_dtype_and_bits():
     linear = _linears(bias=False)[0]
     linear.weight = linear.weight.astype(mx.bfloat16)
     x, residual = mx.ones((1, 64)), mx.full((1, 64), 1 + 2.0**-12)
-    y = linear.add(x, residual)
-    assert y.dtype == mx.float32
-    np.testing.assert_array_equal(np.array(y), np.array(residual + linear(x).astype(mx.float32)))
+    for alpha in (1.0, 0.5):
+        y = linear.add(x, residual, alpha)
+        assert y.dtype == mx.float32
+        np.testing.assert_array_equal(np.array(y), np.array(residual + (alpha * linear(x)).astype(mx.float32)))
 
 
 @pytest.mark.parametrize("bias", [False, True])

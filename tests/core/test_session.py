@@ -5,6 +5,7 @@ import json
 import shutil
 import threading
 from collections import deque
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ from voicechat_core import (
     load,
 )
 from voicechat_core.compilation import wanted
+from voicechat_core.memory import filled_bytes
 from voicechat_core.nn import state as states
 from voicechat_core.nn.ear_tts import EarTTS
 from voicechat_core.nn.nemotron_h import NemotronH
@@ -710,6 +712,17 @@ def test_one_weight_of_another_value_is_another_model(tiny: VoiceChat, broken: P
         load(broken).resume(snapshot)
     half = load(broken, precision="bfloat16")
     assert half.model.fingerprint != load(broken).model.fingerprint
+
+
+def test_a_snapshot_holds_what_is_filled(tiny: VoiceChat) -> None:
+    """Of keys and values; the transcript branch's last prediction is left out, the samples that wait are in it."""
+    session = tiny.session(system_prompt="hi")
+    list(session.push(sound(3)))
+    state = session._live
+    essential = replace(state, rnnt=replace(state.rnnt, proposal=None))
+    snapshot = session.snapshot()
+    assert snapshot.nbytes == filled_bytes(essential) + snapshot.arrays["pending"].nbytes
+    assert 5 * snapshot.nbytes < 4 * session.nbytes  # a buffer has room for 256 positions, and 43 are filled
 
 
 @pytest.mark.parametrize("compile", ["off", "on"])

@@ -1,5 +1,6 @@
 """A step written and compiled: the same, in place, and traced once for each capacity, before it is needed."""
 
+import weakref
 from dataclasses import dataclass, field
 
 import mlx.core as mx
@@ -47,6 +48,9 @@ def test_a_state_becomes_the_next_one_and_keeps_its_counters(compiled: bool) -> 
     assert state.parts[0].x is not old
     np.testing.assert_array_equal(np.array(state.parts[0].x), [4, 5, 6, 7])
     np.testing.assert_array_equal(np.array(state.tails[0]), [28, 28, 28])
+    dropped = weakref.ref(state)
+    del state
+    assert dropped() is None  # a step keeps no state that nobody else does
 
 
 def test_it_is_traced_once_for_each_shape_and_ahead_of_need() -> None:

@@ -232,10 +232,6 @@ class RelPositionAttention(nn.Module):
         tables: tuple[mx.array, mx.array] = self._positions(self.linear_pos.weight, self.pos_bias_u, self.pos_bias_v)
         return tables
 
-    def _split(self, x: mx.array) -> mx.array:
-        """``[B, T, D] -> [B, H, T, d]``."""
-        return mx.unflatten(x, -1, (self._heads, self._head_dim)).swapaxes(1, 2)
-
 
 @dataclass
 class LayerState:
