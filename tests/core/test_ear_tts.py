@@ -11,7 +11,8 @@ from voicechat_core.config import CharacterEncoderConfig, MogHeadConfig, TtsConf
 from voicechat_core.errors import InputError
 from voicechat_core.nn import state as states
 from voicechat_core.nn.ear_tts import EarTTS, EarTtsState
-from voicechat_core.nn.gemma import Attention, Derived, RMSNorm, merge_heads, rope_periods, split_heads
+from voicechat_core.nn.gemma import Attention, Derived, RMSNorm, rope_periods
+from voicechat_core.nn.heads import merge_heads, split_heads
 from voicechat_core.noise import GreedyNoise, KeyedNoise
 
 Floats = npt.NDArray[np.float64]
@@ -181,8 +182,8 @@ def stepped(tts: EarTTS, inputs: tuple[mx.array, mx.array], state: EarTtsState, 
 
 def masked_attention(attention: Attention, x: mx.array, mask: mx.array) -> mx.array:
     """Attention of the whole ``[B, T, width]`` with every key and value there ever was, under a mask ``[T, T]``."""
-    queries = attention._rotate(attention.q_norm(split_heads(attention.q_proj(x), attention.heads)), 0)
-    keys = attention._rotate(attention.k_norm(split_heads(attention.k_proj(x), attention.kv_heads)), 0)
+    queries = attention.rotate(attention.q_norm(split_heads(attention.q_proj(x), attention.heads)), 0)
+    keys = attention.rotate(attention.k_norm(split_heads(attention.k_proj(x), attention.kv_heads)), 0)
     values = split_heads(attention.v_proj(x), attention.kv_heads)
     keys, values = (mx.repeat(y, attention.heads // attention.kv_heads, axis=1) for y in (keys, values))
     scores = mx.where(mask, queries @ keys.swapaxes(2, 3) * attention.scale, -mx.inf)

@@ -12,7 +12,7 @@ from voicechat_core.nn.nemotron_h import NemotronH
 TOLERANCE = 1e-5
 
 step_sizes, ssm_scan, attend, conv_step = mamba2.step_sizes, mamba2.ssm_scan, nemotron_h.attend, CausalConv1d.step
-split = Mamba2Mixer._split
+split = Mamba2Mixer.split
 
 
 def error(found, expected):
@@ -89,7 +89,7 @@ MUTATIONS = {
     "step sizes without their bias": (mamba2, "step_sizes", lambda dt, bias: step_sizes(dt, mx.zeros_like(bias))),
     "norm before gate": (GatedRMSNorm, "__call__", norm_before_gate),
     "one norm for all groups": (GatedRMSNorm, "__call__", one_norm_for_all_groups),
-    "B and C swapped": (Mamba2Mixer, "_split", swapped_b_and_c),
+    "B and C swapped": (Mamba2Mixer, "split", swapped_b_and_c),
     "B and C groups interleaved": (mamba2, "ssm_scan", groups_interleaved),
     "state lost between chunks": (mamba2, "ssm_scan", forgetful_chunks),
     "convolution taps reversed": (CausalConv1d, "step", reversed_taps),

@@ -160,7 +160,7 @@ def test_biases_of_content_and_position_exchanged(build, exact):
 
 
 def test_bins_before_channels(build, exact, monkeypatch):
-    monkeypatch.setattr(ConvSubsampling, "_project", lambda self, x: self.out(x.flatten(2)))
+    monkeypatch.setattr(ConvSubsampling, "project", lambda self, x: self.out(x.flatten(2)))
     assert clip_error(build(), exact) > 10 * TOLERANCE
 
 

@@ -16,6 +16,7 @@ from training.listening.convolutions import along_time, first_image, strided_ima
 from training.listening.scan import scan
 from voicechat_core.model import SttModel
 from voicechat_core.nn.conformer import ConformerEncoder, ConformerLayer, RelPositionAttention, sinusoids, skew
+from voicechat_core.nn.heads import split_heads
 from voicechat_core.nn.mamba2 import Mamba2Mixer, step_sizes
 from voicechat_core.nn.mel import LogMel
 from voicechat_core.nn.nemotron_h import MLP, Attention, NemotronH
@@ -78,7 +79,7 @@ def _subsample(net: ConvSubsampling, mel: mx.array) -> mx.array:
     for image, mix in ((wide, narrow), (wide2, narrow2)):
         x = strided_image(mx.pad(x, [(0, 0), (2, 0), (2, 1), (0, 0)]), image.weight) + image.bias
         x = mx.maximum(mix(x), 0)
-    return net._project(x)
+    return net.project(x)
 
 
 def _filtered(x: mx.array, weight: mx.array) -> mx.array:
@@ -100,10 +101,13 @@ def _conformer(layer: ConformerLayer, x: mx.array, drops: Iterator[Drop]) -> mx.
 
 def _attend_near(attention: RelPositionAttention, x: mx.array) -> mx.array:
     """All frames at once: fewer and larger products than the served form's blocks."""
-    frames, window, head_dim = x.shape[1], attention._window, attention._head_dim
-    q, k, v = (attention._split(linear(x)) for linear in (attention.linear_q, attention.linear_k, attention.linear_v))
+    frames, window, head_dim = x.shape[1], attention.window, attention.head_dim
+    q, k, v = (
+        split_heads(linear(x), attention.heads)
+        for linear in (attention.linear_q, attention.linear_k, attention.linear_v)
+    )
     table = sinusoids(mx.arange(window - 1, -1, -1), x.shape[2])
-    positions = attention._split(attention.linear_pos(table)[None])[0]
+    positions = split_heads(attention.linear_pos(table)[None], attention.heads)[0]
     by_distance = (q + attention.pos_bias_v[:, None]) @ positions.swapaxes(1, 2)
     by_content = (q + attention.pos_bias_u[:, None]) @ k.swapaxes(2, 3)
     # Fewer frames than the window: the distances beyond them are the leftmost columns.
@@ -150,11 +154,11 @@ def _mix(mixer: object, x: mx.array, mask: mx.array | None) -> mx.array:
 
 
 def _scan(mixer: Mamba2Mixer, x: mx.array, mask: mx.array | None) -> mx.array:
-    c = mixer._config
+    c = mixer.config
     positions = x.shape[1]
     gate, mixed, dt = mx.split(mixer.in_proj(x), [c.mamba_dim, c.mamba_dim + c.conv_dim], axis=-1)
     mixed = mx.pad(mixed, [(0, 0), (c.conv_kernel - 1, 0), (0, 0)])
-    inputs, b, c_out = mixer._split(nn.silu(_filtered(mixed, mixer.conv1d.weight) + mixer.conv1d.bias))
+    inputs, b, c_out = mixer.split(nn.silu(_filtered(mixed, mixer.conv1d.weight) + mixer.conv1d.bias))
     delta = step_sizes(dt, mixer.dt_bias)
     if mask is not None:
         delta = delta * mask  # a step of size zero neither decays nor adds
@@ -166,12 +170,12 @@ def _scan(mixer: Mamba2Mixer, x: mx.array, mask: mx.array | None) -> mx.array:
 
 def _attend(attention: Attention, x: mx.array, mask: mx.array | None) -> mx.array:
     positions = x.shape[1]
-    heads, kv_heads = attention._heads, attention._kv_heads
-    q = attention._by_head(attention.q_proj(x), heads)
-    k, v = (attention._by_head(proj(x), kv_heads) for proj in (attention.k_proj, attention.v_proj))
+    heads, kv_heads = attention.heads, attention.kv_heads
+    q = split_heads(attention.q_proj(x), heads)
+    k, v = (split_heads(proj(x), kv_heads) for proj in (attention.k_proj, attention.v_proj))
     # The queries of a key's heads one after the other: a product that broadcasts would be many small ones.
     q = mx.unflatten(q, 1, (kv_heads, -1)).flatten(2, 3)
-    scores = mx.unflatten(q @ k.swapaxes(2, 3), 2, (-1, positions)) * attention._scale
+    scores = mx.unflatten(q @ k.swapaxes(2, 3), 2, (-1, positions)) * attention.scale
     visible = mx.arange(positions)[:, None] >= mx.arange(positions)
     if mask is not None:
         visible = visible & (mask[:, None, None, None, :, 0] > 0)

@@ -17,7 +17,8 @@ from training.speaking.tables import Tables
 from voicechat_core.config import VoiceChatConfig
 from voicechat_core.nn.char_table import CharTable
 from voicechat_core.nn.ear_tts import EarTTS
-from voicechat_core.nn.gemma import Attention, merge_heads
+from voicechat_core.nn.gemma import Attention
+from voicechat_core.nn.heads import merge_heads
 
 __all__ = ["Constants", "heard_sums", "hidden_states", "prompt_latents", "subword_table", "sums_at"]
 
@@ -133,8 +134,8 @@ def attend(attention: Attention, x: mx.array, fused: bool) -> mx.array:
 
     ``fused`` is for CUDA: one kernel each way, where it is bfloat16, T is a multiple of 128 and no window is shorter.
     """
-    queries = attention._rotate(attention.q_norm(_heads(attention.q_proj(x), attention.heads)).swapaxes(1, 2), 0)
-    keys = attention._rotate(attention.k_norm(_heads(attention.k_proj(x), attention.kv_heads)).swapaxes(1, 2), 0)
+    queries = attention.rotate(attention.q_norm(_heads(attention.q_proj(x), attention.heads)).swapaxes(1, 2), 0)
+    keys = attention.rotate(attention.k_norm(_heads(attention.k_proj(x), attention.kv_heads)).swapaxes(1, 2), 0)
     values = _heads(attention.v_proj(x), attention.kv_heads).swapaxes(1, 2)
     count, window = x.shape[1], attention.window
     if fused and (window is None or window >= count):

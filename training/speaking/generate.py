@@ -15,7 +15,8 @@ from training.speaking.forward import Constants
 from voicechat_core.nn import state as states
 from voicechat_core.nn.char_table import CharTable
 from voicechat_core.nn.ear_tts import EarTTS, EarTtsState
-from voicechat_core.nn.gemma import Attention, merge_heads, split_heads
+from voicechat_core.nn.gemma import Attention
+from voicechat_core.nn.heads import merge_heads, split_heads
 from voicechat_core.nn.kv_cache import KVCache, append
 from voicechat_core.nn.sampler import Draws, quantize, square_norms
 
@@ -80,7 +81,7 @@ def _attend(attention: Attention, x: mx.array, cache: KVCache) -> tuple[mx.array
 
 def _rotated(attention: Attention, x: mx.array, position: int) -> mx.array:
     """At one position, as the first of two: MLX 0.32's CUDA kernel for one refuses many rows of narrow heads."""
-    return attention._rotate(mx.concatenate([x, x], axis=2), position)[:, :, :1]
+    return attention.rotate(mx.concatenate([x, x], axis=2), position)[:, :, :1]
 
 
 def step(

@@ -12,7 +12,8 @@ import numpy.typing as npt
 from voicechat_core.config import CharacterEncoderConfig
 from voicechat_core.errors import CheckpointError, InputError
 from voicechat_core.nn.char_table import CharTable, Ids
-from voicechat_core.nn.gemma import GatedMLP, RMSNorm, merge_heads, rope_periods, split_heads
+from voicechat_core.nn.gemma import GatedMLP, RMSNorm, rope_periods
+from voicechat_core.nn.heads import merge_heads, split_heads
 from voicechat_core.nn.linear import Embedding, Linear
 
 __all__ = ["CharAwareSubwordEncoder"]

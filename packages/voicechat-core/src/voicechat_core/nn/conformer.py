@@ -156,20 +156,20 @@ class RelPositionAttention(nn.Module):
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
-        dim, self._heads = config.d_model, config.n_heads
-        self._head_dim = dim // self._heads
-        self._window = config.att_context_size[0] + 1
+        dim, self.heads = config.d_model, config.n_heads
+        self.head_dim = dim // self.heads
+        self.window = config.att_context_size[0] + 1
         self.linear_q = Linear(dim, dim, bias=False)
         self.linear_k = Linear(dim, dim, bias=False)
         self.linear_v = Linear(dim, dim, bias=False)
         self.linear_out = Linear(dim, dim, bias=False)
         self.linear_pos = Linear(dim, dim, bias=False)
-        self.pos_bias_u = mx.zeros((self._heads, self._head_dim))
-        self.pos_bias_v = mx.zeros((self._heads, self._head_dim))
+        self.pos_bias_u = mx.zeros((self.heads, self.head_dim))
+        self.pos_bias_v = mx.zeros((self.heads, self.head_dim))
         self._joint = Joined(self.linear_q, self.linear_k, self.linear_v)
         self._bias = Derived(lambda u: mx.pad(u.flatten(), (0, 2 * u.size)))
         # Nothing here holds this module itself: in a circle its weights would outlive it.
-        sizes = (self._window, self._heads, self._head_dim)
+        sizes = (self.window, self.heads, self.head_dim)
         self._positions = Derived(partial(_tables, self.linear_pos, self.linear_k, sizes))
 
     @property
@@ -179,7 +179,7 @@ class RelPositionAttention(nn.Module):
 
     def new_state(self, batch: int = 1) -> mx.array:
         """No frame heard yet."""
-        return mx.zeros((2, batch, self._heads, self._window - 1, self._head_dim), self.dtype)
+        return mx.zeros((2, batch, self.heads, self.window - 1, self.head_dim), self.dtype)
 
     def constant(self) -> mx.array:
         """The constant term of the scores, for the distances window - 1 ... 0: ``[H, 1, window]``."""
@@ -203,11 +203,11 @@ class RelPositionAttention(nn.Module):
         parts = []
         for start in range(0, q.shape[2], QUERY_BLOCK):
             end = min(start + QUERY_BLOCK, q.shape[2])
-            near_by = slice(start, end + self._window - 1)
+            near_by = slice(start, end + self.window - 1)
             scores = self._scores(q[:, :, start:end], heard[near_by], offset)
             parts.append(
                 mx.fast.scaled_dot_product_attention(
-                    q[:, :, start:end], k[:, :, near_by], v[:, :, near_by], scale=self._head_dim**-0.5, mask=scores
+                    q[:, :, start:end], k[:, :, near_by], v[:, :, near_by], scale=self.head_dim**-0.5, mask=scores
                 )
             )
         y = parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=2)
@@ -220,12 +220,12 @@ class RelPositionAttention(nn.Module):
         if n == 1:
             return mx.addmm(constant + heard if offset is None else offset, q, table)
         # Column s is distance window - 1 - s; skewed, it is the key at that distance from its row.
-        return mx.where(near(n, self._window), skew(mx.addmm(constant, q, table)) + heard, -mx.inf)
+        return mx.where(near(n, self.window), skew(mx.addmm(constant, q, table)) + heard, -mx.inf)
 
     def _project(self, x: mx.array) -> mx.array:
         """Queries with their bias u, keys and values, ``[3, B, H, n, d]``."""
         y = self._joint(x, self._bias(self.pos_bias_u).astype(self.dtype))
-        return mx.unflatten(y, -1, (3, self._heads, self._head_dim)).transpose(2, 0, 3, 1, 4)
+        return mx.unflatten(y, -1, (3, self.heads, self.head_dim)).transpose(2, 0, 3, 1, 4)
 
     def _of_positions(self) -> tuple[mx.array, mx.array]:
         """``p_r / sqrt(head_dim)`` for the distances window - 1 ... 0 ``[H, d, window]``, and the constant term."""

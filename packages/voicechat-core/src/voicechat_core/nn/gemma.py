@@ -16,6 +16,7 @@ import numpy as np
 
 from voicechat_core.config import TtsConfig
 from voicechat_core.nn.derived import Derived
+from voicechat_core.nn.heads import merge_heads, split_heads
 from voicechat_core.nn.kv_cache import (
     KVCache,
     Place,
@@ -30,7 +31,7 @@ from voicechat_core.nn.kv_cache import (
 )
 from voicechat_core.nn.linear import Joined, Linear
 
-__all__ = ["At", "Decoder", "Derived", "GatedMLP", "RMSNorm", "merge_heads", "rope_periods", "split_heads"]
+__all__ = ["At", "Decoder", "Derived", "GatedMLP", "RMSNorm", "rope_periods"]
 
 
 @partial(mx.compile, shapeless=True)
@@ -72,18 +73,6 @@ class GatedMLP(nn.Module):
         """``[..., width]`` -> ``[..., width]``."""
         gate, up = mx.split(self._joint(x), 2, axis=-1)
         return self.down_proj(gelu(gate) * up)
-
-
-def split_heads(x: mx.array, heads: int) -> mx.array:
-    """``[B, T, heads * D]`` -> ``[B, heads, T, D]``."""
-    batch, time, width = x.shape
-    return x.reshape(batch, time, heads, width // heads).transpose(0, 2, 1, 3)
-
-
-def merge_heads(x: mx.array) -> mx.array:
-    """``[B, H, T, D]`` -> ``[B, T, H * D]``."""
-    batch, heads, time, dim = x.shape
-    return x.transpose(0, 2, 1, 3).reshape(batch, time, heads * dim)
 
 
 class At(NamedTuple):
@@ -172,14 +161,15 @@ class Attention(nn.Module):
         """New positions ``[B, n, width]`` after those of ``cache`` -> ``[B, n, width]`` and the cache with them."""
         heads = split_heads(self._joint(x), self.heads + 2 * self.kv_heads)
         queries, keys, values = mx.split(heads, [self.heads, self.heads + self.kv_heads], axis=1)
-        queries = self._rotate(self.q_norm(queries), cache.position)
-        keys = self._rotate(self.k_norm(keys), cache.position)
+        queries = self.rotate(self.q_norm(queries), cache.position)
+        keys = self.rotate(self.k_norm(keys), cache.position)
         cache, keys, values = append(cache, keys, values, self.window)
         mask = attention_mask(queries.shape[2], keys.shape[2], self.window)
         y = mx.fast.scaled_dot_product_attention(queries, keys, values, scale=self.scale, mask=mask)
         return self.o_proj(merge_heads(y)), cache
 
-    def _rotate(self, x: mx.array, position: int) -> mx.array:
+    def rotate(self, x: mx.array, position: int) -> mx.array:
+        """Heads ``[B, H, n, D]`` at ``position`` and after it, rotated: the same shape."""
         return mx.fast.rope(
             x, self.head_dim, traditional=False, base=None, scale=1.0, offset=position, freqs=self._periods
         )

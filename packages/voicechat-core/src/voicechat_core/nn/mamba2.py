@@ -193,7 +193,7 @@ class Mamba2Mixer(nn.Module):
         self.dt_bias = mx.zeros((heads,))
         self.norm = GatedRMSNorm(dim, config.n_groups, config.layer_norm_epsilon)
         self.out_proj = Linear(dim, config.hidden_size, bias=config.use_bias)
-        self._config = config
+        self.config = config
         self._for_kernel = Derived(
             lambda taps, bias, logarithms, *rest: tuple(
                 x.astype(mx.float32) for x in (mx.contiguous(taps[..., 0].T), bias, -mx.exp(logarithms), *rest)
@@ -203,7 +203,7 @@ class Mamba2Mixer(nn.Module):
 
     def new_state(self, batch: int = 1) -> MambaState:
         """Nothing heard yet: zeros."""
-        c = self._config
+        c = self.config
         conv = mx.zeros((batch, c.conv_kernel - 1, c.conv_dim), self.in_proj.dtype)
         return MambaState(conv, mx.zeros((batch, c.mamba_num_heads, c.mamba_head_dim, c.ssm_state_size)))
 
@@ -215,7 +215,7 @@ class Mamba2Mixer(nn.Module):
     def _many(self, projected: mx.array, state: MambaState) -> tuple[mx.array, MambaState]:
         gate, mixed, dt = self._projections(projected)
         mixed, conv = self.conv1d.step(mixed, state.conv)
-        inputs, b, c_out = self._split(nn.silu(mixed).astype(mx.float32))
+        inputs, b, c_out = self.split(nn.silu(mixed).astype(mx.float32))
         y, ssm = ssm_scan(inputs, step_sizes(dt, self.dt_bias), self._rates(self.A_log), b, c_out, state.ssm)
         y = y + self.D.astype(mx.float32)[:, None] * inputs
         return self.norm(y.flatten(-2), gate), MambaState(conv, ssm)
@@ -225,7 +225,7 @@ class Mamba2Mixer(nn.Module):
             return self._one_by_kernels(projected, state)
         gate, mixed, dt = self._projections(projected)
         mixed, conv = self.conv1d.one(mixed, state.conv)
-        inputs, b, c_out = self._split(nn.silu(mixed))
+        inputs, b, c_out = self.split(nn.silu(mixed))
         delta = step_sizes(dt, self.dt_bias)
         # Both in one array, so that they are one operation: compiled apart, the first would be computed twice.
         sizes = mx.where(IS_DELTA, delta, mx.exp(delta * self._rates(self.A_log)))
@@ -237,18 +237,18 @@ class Mamba2Mixer(nn.Module):
     def _one_by_kernels(self, projected: mx.array, state: MambaState) -> tuple[mx.array, MambaState]:
         """``_one`` in two launches instead of eight."""
         weights = self._for_kernel(self.conv1d.weight, self.conv1d.bias, self.A_log, self.dt_bias, self.D)
-        gated, conv, ssm = cuda.mamba_step(projected, state.conv, state.ssm, weights, self._config.n_groups)
+        gated, conv, ssm = cuda.mamba_step(projected, state.conv, state.ssm, weights, self.config.n_groups)
         return self.norm.normal(gated.flatten(-2), projected.dtype), MambaState(conv, ssm)
 
     def _projections(self, projected: mx.array) -> tuple[mx.array, mx.array, mx.array]:
         """Gate, the convolution's input and the step sizes' of one product ``[B, n, ...]``, in this order."""
-        c = self._config
+        c = self.config
         gate, mixed, dt = mx.split(projected, [c.mamba_dim, c.mamba_dim + c.conv_dim], axis=-1)
         return gate, mixed, dt
 
-    def _split(self, channels: mx.array) -> tuple[mx.array, mx.array, mx.array]:
+    def split(self, channels: mx.array) -> tuple[mx.array, mx.array, mx.array]:
         """The convolution's channels as x ``[B, n, H, P]``, B and C ``[B, n, G, N]``, in this order."""
-        c = self._config
+        c = self.config
         x, b, c_out = mx.split(channels, [c.mamba_dim, c.mamba_dim + c.n_groups * c.ssm_state_size], axis=-1)
         groups = (c.n_groups, c.ssm_state_size)
         return (

@@ -15,6 +15,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from voicechat_core.config import TextConfig
+from voicechat_core.nn.heads import split_heads
 from voicechat_core.nn.kv_cache import KVCache, append, grown, new_kv_cache, reserve, store
 from voicechat_core.nn.linear import Joined, Linear
 from voicechat_core.nn.mamba2 import Mamba2Mixer, MambaState
@@ -122,20 +123,20 @@ class Attention(nn.Module):
 
     def __init__(self, config: TextConfig) -> None:
         super().__init__()
-        self._heads, self._kv_heads, self._head_dim = (
+        self.heads, self.kv_heads, self.head_dim = (
             config.num_attention_heads, config.num_key_value_heads, config.head_dim,
         )  # fmt: skip
-        inner, kv, bias = self._heads * self._head_dim, self._kv_heads * self._head_dim, config.attention_bias
+        inner, kv, bias = self.heads * self.head_dim, self.kv_heads * self.head_dim, config.attention_bias
         self.q_proj = Linear(config.hidden_size, inner, bias=bias)
         self.k_proj = Linear(config.hidden_size, kv, bias=bias)
         self.v_proj = Linear(config.hidden_size, kv, bias=bias)
         self.o_proj = Linear(inner, config.hidden_size, bias=bias)
         self._joint = Joined(self.q_proj, self.k_proj, self.v_proj)
-        self._scale = self._head_dim**-0.5
+        self.scale = self.head_dim**-0.5
 
     def new_state(self, batch: int = 1) -> KVCache:
         """No keys yet."""
-        return new_kv_cache(batch, self._kv_heads, self._head_dim, self.k_proj.dtype)
+        return new_kv_cache(batch, self.kv_heads, self.head_dim, self.k_proj.dtype)
 
     def step(
         self, x: mx.array, state: KVCache, residual: mx.array | None = None, at: Slot | None = None
@@ -144,18 +145,15 @@ class Attention(nn.Module):
 
         ``at`` are the arrays of the place that was reserved for a single position (see ``kv_cache``).
         """
-        heads = self._by_head(self._joint(x), self._heads + 2 * self._kv_heads)
-        queries, keys, values = mx.split(heads, [self._heads, self._heads + self._kv_heads], axis=1)
+        heads = split_heads(self._joint(x), self.heads + 2 * self.kv_heads)
+        queries, keys, values = mx.split(heads, [self.heads, self.heads + self.kv_heads], axis=1)
         if at is None:
             state, keys, values = append(state, keys, values)
-            y = attend(queries, keys, values, self._scale)
+            y = attend(queries, keys, values, self.scale)
         else:
             state, mask = store(state, keys, values, at[0]), at[1]
-            y = mx.fast.scaled_dot_product_attention(queries, state.keys, state.values, scale=self._scale, mask=mask)
+            y = mx.fast.scaled_dot_product_attention(queries, state.keys, state.values, scale=self.scale, mask=mask)
         return _projected(self.o_proj, y.swapaxes(1, 2).flatten(-2), residual), state
-
-    def _by_head(self, x: mx.array, heads: int) -> mx.array:
-        return mx.unflatten(x, -1, (heads, self._head_dim)).swapaxes(1, 2)
 
     def __call__(self, x: mx.array) -> mx.array:
         """A whole sequence ``[B, n, hidden]`` -> the same shape."""

@@ -113,7 +113,7 @@ class ConvSubsampling(nn.Module):
             x = _run(stage, bias, mx.pad(x, [(0, 0), (KERNEL - 1, STRIDE - 1), (0, 0), (0, 0)]))
             length = None if length is None else halved(length)
             x = _masked(x, length)
-        return self._project(x)
+        return self.project(x)
 
     def new_state(self, batch: int = 1) -> SubsamplingState:
         """The zeros before the first row."""
@@ -135,13 +135,13 @@ class ConvSubsampling(nn.Module):
             # Output o reads inputs 2o-2, 2o-1 and 2o; the next one starts at 2o: one row is kept.
             kept.append(x[:, -1:])
             x = _run(stage, bias, x)
-        return self._project(x), SubsamplingState(kept)
+        return self.project(x), SubsamplingState(kept)
 
     def _stages(self) -> tuple[list[nn.Module], ...]:
         """Each stride with what follows it."""
         return self.conv[:2], self.conv[2:5], self.conv[5:]
 
-    def _project(self, x: mx.array) -> mx.array:
+    def project(self, x: mx.array) -> mx.array:
         """``[B, T, F, C]`` -> ``[B, T, D]`` float32; PyTorch has the channels before the bins."""
         return self.out(x.swapaxes(2, 3).flatten(2)).astype(mx.float32)
 
