@@ -140,9 +140,9 @@ def test_a_pipe_that_trickles(url: str, offline: Offline, clip: np.ndarray, out:
                 if at % 700 == 0:
                     time.sleep(0.001)
 
-        half = len(FFMPEG) + 16000  # 6 frames and a quarter
+        half = len(FFMPEG) + 16000  # 6 frames and a quarter: the seventh is due with its first 200 samples
         trickle(0, half)
-        wait_for(lambda: samples_in(out) == 6 * FRAME)
+        wait_for(lambda: samples_in(out) == 7 * FRAME)
         trickle(half, len(data))
         found = ended(process)
     assert found.status == 0, found.err
