@@ -1,5 +1,6 @@
 """A step written and compiled: the same, in place, and traced once for each capacity, before it is needed."""
 
+import threading
 import weakref
 from dataclasses import dataclass, field
 
@@ -118,3 +119,42 @@ def test_a_growing_session_compiles_at_doublings_only_and_before_them(
     else:
         assert traced == [(42,)]
         assert at == [37]
+
+
+def test_a_step_that_two_threads_ran_is_forgotten_in_both() -> None:
+    """MLX finds what it compiled by the function's address, and forgets a function in one thread only: a step of
+    another model at the same address would compute with the weights of the one before.
+    """
+
+    def scaled(by: float) -> Step[list[mx.array]]:
+        weight = mx.full((1,), by)
+        mx.eval(weight)
+        return Step(lambda state, x: (x * weight, state), compiled=True)
+
+    def run(step: Step[list[mx.array]], found: list[float]) -> None:
+        found.append(step([mx.zeros(1)], mx.ones(1)).item())
+        if threading.current_thread() is not threading.main_thread():
+            mx.clear_streams()
+
+    for by in range(1, 40):
+        step, found = scaled(by), list[float]()
+        run(step, found)
+        thread = threading.Thread(target=run, args=(step, found))
+        thread.start()
+        thread.join()
+        assert found == [by, by]
+        del step, thread
+
+
+def test_each_thread_compiles_ahead_for_itself() -> None:
+    step, found = Step(shifted, compiled=True), list[bool]()
+    inputs = (mx.array(2.0), (mx.array(1.0), mx.array(10.0)))
+
+    def prepare() -> None:
+        found.extend(step.prepare(fresh(), *inputs) for _ in range(2))
+
+    prepare()
+    thread = threading.Thread(target=prepare)
+    thread.start()
+    thread.join()
+    assert found == [True, False, True, False]

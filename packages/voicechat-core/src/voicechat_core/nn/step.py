@@ -5,6 +5,7 @@ numbers that Python holds. So what changes from frame to frame comes in as array
 say where its next position goes, are moved on before the step, by who prepares it.
 """
 
+import threading
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
@@ -26,45 +27,60 @@ class Step(Generic[S]):
 
     def __init__(self, function: Callable[..., tuple[Any, S]], *, compiled: bool) -> None:
         self._function = function
-        self._template: list[S] = []  # the structure of the present state, for the time of a trace
-        self._prepared: set[tuple[tuple[int, ...], ...]] = set()
-        self._run = mx.compile(_on_leaves(function, self._template)) if compiled else None
+        self._compiled = compiled
+        self._here = _OfAThread[S]()
 
     @property
     def compiled(self) -> bool:
         """Whether it is compiled, not run as it is written."""
-        return self._run is not None
+        return self._compiled
 
     def __call__(self, state: S, *inputs: Any) -> Any:
         """The outputs. ``state`` becomes the next one: it holds the new arrays, and its counters stay."""
-        if self._run is None:
+        if self._compiled:
+            outputs, leaves = self._run(state, inputs)
+        else:
             with cuda.allowed():
                 outputs, after = self._function(state, *inputs)
-            states.assign(state, states.leaves(after))
-            return outputs
-        outputs, leaves = self._compiled(state, inputs)
+            leaves = states.leaves(after)
         states.assign(state, leaves)
         return outputs
 
     def prepare(self, state: S, *inputs: Any) -> bool:
         """Compile for arrays like these, of which nothing is computed: they may be lazy. ``state`` stays as it is.
 
-        False if there is nothing to do: it was prepared for such arrays before, or it is not compiled.
+        False if there is nothing to do: this thread has prepared it for such arrays before, or it is not compiled.
         """
         shapes = tuple(x.shape for x in states.leaves(state))
-        if self._run is None or shapes in self._prepared:
+        if not self._compiled or shapes in self._here.prepared:
             return False
-        self._compiled(state, inputs)
-        self._prepared.add(shapes)
+        self._run(state, inputs)
+        self._here.prepared.add(shapes)
         return True
 
-    def _compiled(self, state: S, inputs: tuple[Any, ...]) -> tuple[Any, list[mx.array]]:
-        assert self._run is not None
-        self._template[:] = [state]
+    def _run(self, state: S, inputs: tuple[Any, ...]) -> tuple[Any, list[mx.array]]:
+        here = self._here
+        if here.run is None:
+            here.run = mx.compile(_on_leaves(self._function, here.template))
+        here.template[:] = [state]
         try:
-            return self._run(inputs, states.leaves(state))
+            result: tuple[Any, list[mx.array]] = here.run(inputs, states.leaves(state))
+            return result
         finally:
-            self._template.clear()
+            here.template.clear()
+
+
+class _OfAThread(threading.local, Generic[S]):
+    """A thread's own compiled form, as MLX has it: its cache is a thread's, and finds a function by its address.
+
+    A function that several threads called would be forgotten by the last of them only, and another one at the same
+    address, of a model that was loaded later, would be taken for it by the others.
+    """
+
+    def __init__(self) -> None:
+        self.run: Callable[..., Any] | None = None
+        self.template: list[S] = []  # the structure of the present state, for the time of a trace
+        self.prepared: set[tuple[tuple[int, ...], ...]] = set()
 
 
 def _on_leaves(function: Callable[..., tuple[Any, S]], template: list[S]) -> Callable[..., tuple[Any, list[mx.array]]]:
