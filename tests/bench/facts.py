@@ -12,7 +12,7 @@ import mlx.core as mx
 
 __all__ = ["backend_facts", "machine_facts"]
 
-PARTS = ("libmlx", "libblas", "liblapack", "openblas", "libcublas", "libcudart")
+PARTS = ("libmlx", "libblas", "liblapack", "libopenblas", "libcublas", "libcudart")
 MAPS = Path("/proc/self/maps")
 
 

@@ -13,7 +13,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from voicechat_core import ContextLimitError, InputError, VoiceChat, load
+from voicechat_core import ContextLimitError, InputError, VoiceChat, blas, load
 from voicechat_core.bench import bench, bench_json, bench_text, context_effect
 from voicechat_core.bench_facts import Build, Starts
 from voicechat_core.counts import host_waits_per_frame, primitives_per_frame
@@ -121,6 +121,25 @@ def test_a_row_says_what_ran_where(tiny: VoiceChat) -> None:
     assert (data["session_bytes"], data["bytes_a_minute"]) == (tiny.session().nbytes, Growth.of(tiny.model).a_minute)
     assert data["primitives_per_frame"] == primitives_per_frame(tiny).total()
     assert (data["host_waits_per_frame"], data["label_waits_in_that_frame"]) == (1, host_waits_per_frame(tiny).labels)
+
+
+@pytest.mark.parametrize(
+    ("library", "threads", "text"),
+    [
+        (Path("/usr/lib/libopenblas.so.0"), 4, "libopenblas.so.0, 4 threads"),
+        (Path("/x/libblas.so.3"), 1, "libblas.so.3, 1 thread"),
+        (None, 1, "an unknown BLAS, 1 thread"),
+    ],
+)
+def test_a_row_names_what_multiplies_on_a_cpu(
+    tiny: VoiceChat, library: Path | None, threads: int, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(blas, "library", lambda: library)
+    monkeypatch.setattr(blas, "threads", lambda: threads)
+    on_cpu = mx.default_device() == mx.cpu
+    found = bench(tiny, frames=4)
+    assert bench_json(found)["blas"] == (text if on_cpu else "")
+    assert (f"MLX {mx.__version__} with {text}; checkpoint" in bench_text(found)) is on_cpu
 
 
 def test_a_packed_build_says_how(mixed: Path) -> None:

@@ -6,6 +6,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from voicechat_core import blas
 from voicechat_core.nn import cores
 from voicechat_core.nn.cores import WORTH_IT, by_halves
 
@@ -14,6 +15,7 @@ from voicechat_core.nn.cores import WORTH_IT, by_halves
 def cut(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     """Two cores, whatever this machine has; the shapes that a function was given."""
     monkeypatch.setattr(cores, "CORES", 2)
+    monkeypatch.setattr(blas, "threads", lambda: 1)
     return []
 
 
@@ -47,6 +49,18 @@ def test_one_row_and_one_core_are_not_divided(cut: list[tuple[int, ...]], monkey
     monkeypatch.setattr(cores, "CORES", 1)
     by_halves(pair_sums(cut, 2), mx.zeros((1, 9, 1)), WORTH_IT, 2)
     assert [shape[1] for shape in cut] == [3, 9]
+
+
+@pytest.mark.parametrize(("cores_here", "threads", "parts"), [(2, 2, 1), (3, 2, 1), (4, 2, 2)])
+def test_cores_that_the_blas_uses_are_not_free(
+    cut: list[tuple[int, ...]], cores_here: int, threads: int, parts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if mx.default_device() != mx.cpu:
+        pytest.skip("only a CPU is divided")
+    monkeypatch.setattr(cores, "CORES", cores_here)
+    monkeypatch.setattr(blas, "threads", lambda: threads)
+    by_halves(pair_sums(cut, 0), mx.zeros((1, 8, 1)), WORTH_IT)
+    assert [shape[1] for shape in cut] == [8 // parts] * parts
 
 
 def test_each_thread_has_a_second_stream_of_its_own(cut: list[tuple[int, ...]]) -> None:

@@ -204,10 +204,11 @@ def bench_text(found: Bench, effect: "ContextEffect | None" = None) -> str:
 
 def _build_lines(found: Bench) -> list[str]:
     build, context = found.build, "all" if found.tts_context_frames is None else str(found.tts_context_frames)
+    backend = f"MLX {build.mlx_version}{build.blas and f' with {build.blas}'}"
     form = f"{build.precision}, {build.quantization or 'dense'}, {'compiled' if build.compiled else 'not compiled'}"
     return [
         f"{build.machine}; {build.date}",
-        f"{build.device} ({build.device_name}), MLX {build.mlx_version}; checkpoint {build.fingerprint}: {form}",
+        f"{build.device} ({build.device_name}), {backend}; checkpoint {build.fingerprint}: {form}",
         f"frames that the speech decoder looks back at: {context}; frames of warm-up: {found.warmup}",
     ]
 

@@ -11,6 +11,7 @@ from importlib.metadata import version
 import mlx.core as mx
 import numpy as np
 
+from voicechat_core import blas
 from voicechat_core.machine import Machine
 from voicechat_core.model import VoiceChatModel
 from voicechat_core.nn.linear import matrices
@@ -24,12 +25,13 @@ SOME = 5  # how often what is short is timed: its median counts
 
 @dataclass(frozen=True)
 class Build:
-    """The model and what runs it. ``quantization`` is empty where every matrix is dense."""
+    """The model and what runs it. ``quantization`` is empty where every matrix is dense, ``blas`` on a GPU."""
 
     machine: Machine
     device: str
     device_name: str
     mlx_version: str
+    blas: str
     precision: str
     quantization: str
     compiled: bool
@@ -46,6 +48,7 @@ class Build:
             device=str(device),
             device_name=str(mx.device_info(device).get("device_name", "")),
             mlx_version=version("mlx"),
+            blas=_blas() if device == mx.cpu else "",
             precision=str(model.networks.stt_model.lm_head.dtype).rpartition(".")[2],
             quantization="; ".join(sorted(found)),
             compiled=model.compiled,
@@ -81,6 +84,12 @@ class Starts:
         prompts = [rng.integers(0, vocabulary, PROMPT_TOKENS).tolist() for _ in range(SOME)]
         prefill = statistics.median(_milliseconds(partial(voicechat.prompts.opening, prompt)) for prompt in prompts)
         return cls(states_ms, compile_ms, start_ms, prefill, PROMPT_TOKENS, voicechat.session().nbytes)
+
+
+def _blas() -> str:
+    """File and threads of what multiplies on a CPU."""
+    library, threads = blas.library(), blas.threads()
+    return f"{library.name if library else 'an unknown BLAS'}, {threads} thread{'s' if threads > 1 else ''}"
 
 
 def _milliseconds(work: Callable[[], object]) -> float:

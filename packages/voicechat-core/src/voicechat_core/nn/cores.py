@@ -1,9 +1,9 @@
 """A second core for what is large: MLX works a CPU stream off with one thread, however many cores there are.
 
-Products come from the BLAS that MLX was built with; that of its wheels for Linux is the reference, on one thread: 8.3
-multiplications and additions a nanosecond here, at most. So the two halves of a large computation are given to two
-streams. On anything but a CPU, for what is small, and where there is one core, nothing is divided: the graph is then
-that of one stream.
+Products come from a BLAS; that of MLX's wheels for Linux is the reference, on one thread: 8.3 multiplications and
+additions a nanosecond here, at most. So the two halves of a large computation are given to two streams. On anything but
+a CPU, for what is small, and where no core is free, since there is one or the BLAS has threads of its own, nothing is
+divided: the graph is then that of one stream.
 """
 
 import os
@@ -11,6 +11,8 @@ import threading
 from collections.abc import Callable
 
 import mlx.core as mx
+
+from voicechat_core import blas
 
 __all__ = ["by_halves"]
 
@@ -32,7 +34,7 @@ def by_halves(function: Callable[[mx.array], mx.array], x: mx.array, flops: int,
         before: rows at the front that are only looked at.
     """
     rows = x.shape[1] - before
-    if flops < WORTH_IT or rows < 2 or CORES < 2 or mx.default_device() != mx.cpu:
+    if flops < WORTH_IT or rows < 2 or 2 * blas.threads() > CORES or mx.default_device() != mx.cpu:
         return function(x)
     half = rows // 2
     with mx.stream(_second_stream()):
