@@ -103,7 +103,7 @@ def test_a_growing_session_compiles_at_doublings_only_and_before_them(
 
     steps = type(tiny.model.steps)(functions, compiled=True)
     steps.speech = Step(speak, compiled=True)
-    opening = tiny.prompts.opening([], tts_context_frames=context)
+    opening = VoiceChat(tiny.model).prompts.opening([], tts_context_frames=context)  # states of such blocks
     llm, voice = opening.llm, opening.speech.ear_tts
     at = []
     for _ in range(100):
