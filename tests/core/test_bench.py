@@ -184,7 +184,7 @@ def test_reports(tiny: VoiceChat) -> None:
     assert "per_frame" not in data
     text = bench_text(found, effect)
     assert f"checkpoint {tiny.model.fingerprint}: float32, dense, " in text
-    assert f"a frame: {found.primitives} primitives, 1 waits of the host" in text
+    assert f"a frame: {found.primitives} primitives, waits of the host: 1, and those" in text
     assert ("compiled" in text, "not compiled" in text) == (True, not tiny.model.compiled)
     assert "load" not in text
     assert "\nload 7 ms, prompt states " in bench_text(replace(found, load_ms=7.2))

@@ -223,7 +223,7 @@ def _start_lines(found: Bench) -> list[str]:
     return [
         f"{once}; {start}, {prefill}",
         f"a session {kilobytes:.1f} kB at its start, and {found.bytes_a_minute / 1e3:.1f} kB a minute",
-        f"a frame: {found.primitives} primitives, {waits.frame} waits of the host and {labels}",
+        f"a frame: {found.primitives} primitives, waits of the host: {waits.frame}, and {labels}",
     ]
 
 
