@@ -2,6 +2,7 @@
 
 import threading
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import mlx.core as mx
@@ -131,19 +132,24 @@ def test_a_step_that_two_threads_ran_is_forgotten_in_both() -> None:
         mx.eval(weight)
         return Step(lambda state, x: (x * weight, state), compiled=True)
 
-    def run(step: Step[list[mx.array]], found: list[float]) -> None:
-        found.append(step([mx.zeros(1)], mx.ones(1)).item())
-        if threading.current_thread() is not threading.main_thread():
+    def run(step: Step[list[mx.array]]) -> float:
+        return float(step([mx.zeros(1)], mx.ones(1)).item())
+
+    def elsewhere(step: Step[list[mx.array]]) -> float:
+        try:
+            return run(step)
+        finally:
             mx.clear_streams()
 
+    lasting = ThreadPoolExecutor(1)  # a thread that outlives the steps, as others do not
     for by in range(1, 40):
-        step, found = scaled(by), list[float]()
-        run(step, found)
-        thread = threading.Thread(target=run, args=(step, found))
-        thread.start()
-        thread.join()
-        assert found == [by, by]
-        del step, thread
+        step = scaled(by)
+        with ThreadPoolExecutor(1) as passing:
+            found = [run(step), lasting.submit(run, step).result(), passing.submit(elsewhere, step).result()]
+        assert found == [by] * 3
+        del step
+    lasting.submit(mx.clear_streams).result()
+    lasting.shutdown()
 
 
 def test_each_thread_compiles_ahead_for_itself() -> None:
